@@ -116,17 +116,16 @@ def test_nothing_that_is_trained_while_a_save_is_written_gets_into_it(
     spec = off_policy(job(model, 2, 1, 1))
 
     def on_a_rank() -> Any:
-        from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
-
+        from rljob_trainer.checkpoint.torch_dist import Writing
         from rljob_trainer.megatron.engine import Engine
 
-        trained, write_file = threading.Event(), FileSystemWriterAsync.write_preloaded_data
+        trained, write_file = threading.Event(), Writing._write
 
-        def write_late(*args: Any, **kwargs: Any) -> Any:
+        def write_late(writing: Writing, i: int) -> None:
             assert trained.wait(60)
-            return write_file(*args, **kwargs)
+            write_file(writing, i)
 
-        FileSystemWriterAsync.write_preloaded_data = staticmethod(write_late)  # type: ignore[method-assign]
+        Writing._write = write_late  # type: ignore[method-assign]
         engine = Engine(spec, lambda: None)
         train_step(engine, batches[0])
         expected = {name: t.clone() for name, t in engine.export()}

@@ -75,6 +75,25 @@ def test_no_weight_file_is_opened_for_every_tensor(megatron: None, tmp_path: Pat
         assert 0 < len(opened) < 2 * len(files), "a layer's files, once each; where it ends, one again"
 
 
+def test_a_name_is_not_compared_with_all_others(megatron: None, tmp_path: Path) -> None:
+    from rljob_trainer.megatron.weight_files import OpenFiles
+
+    class Name(str):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Name.compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    files = OpenFiles(str(make_model(tmp_path / "source", "qwen3_moe", tied=False)))
+    names = files.get_all_keys()
+    assert list(names) == sorted(files.key_to_filename_map)
+    assert all(Name(name) in names for name in list(names))
+    assert Name.compared == len(names) > 50
+
+
 def test_every_owner_writes_its_own_part(megatron: None, tmp_path: Path) -> None:
     source, target = make_model(tmp_path / "source", "qwen3_moe", tied=False), tmp_path / "exported"
     spec = job(source, trainer={"nodes": 4, "parallelism": {"pipeline": 2, "expert": 2}})

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 BLOCK_BYTES = 2**20
 """Bytes that `fingerprint` reads at a time."""
@@ -146,17 +146,19 @@ def tree(directory: Path) -> list[Path]:
 
 
 class Hashed:
-    """Writes to a file from its beginning to its end. The processor copies and hashes while the disk takes the previous piece.
+    """A file that is written from its beginning to its end. The processor copies and hashes while the disk takes the previous piece. What is small
+    is gathered first: torch writes a tensor in 39 parts.
 
     Raises OSError, of a sync in the next call after it.
     """
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, file: Path, tally: Tally) -> None:
         """`tally`: counts the bytes that are durable."""
-        self.stream: IO[bytes] | None = None
-        """The file, opened by somebody else, who also syncs and closes it."""
+        self.bytes = 0
+        """That were given to it."""
         self._tally, self._digest = tally, hashlib.sha256()
-        self._bytes = self._cached = 0
+        self._gathered, self._cached = bytearray(), 0
+        self._stream = file.open("wb")
         self._syncing: Future[None] | None = None
         self._pool = ThreadPoolExecutor(2, "checkpoint-help")  # one hashes, one syncs
 
@@ -167,28 +169,44 @@ class Hashed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pool.shutdown()
+        self._stream.close()
 
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), PIECE_BYTES):
-            self._write(view[start : start + PIECE_BYTES])
+        if len(view) > SMALL_BYTES:
+            self._write_gathered()
+            self._write_pieces(view)
+        else:
+            self._gathered += view
+            if len(self._gathered) > SMALL_BYTES:
+                self._write_gathered()
+        self.bytes += len(view)
         return len(view)
 
     def flush(self) -> None:
-        assert self.stream
-        self.stream.flush()
+        """torch.save asks for it after each tensor; nobody reads the file before its end."""
 
     def fingerprint(self) -> tuple[int, str]:
-        """Size in bytes and sha256 of all that was written. To be called once the file is synced and closed."""
+        """Size in bytes and sha256 of all that was written, which is durable now."""
+        self._write_gathered()
         self._synced()
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
         self._tally.add(self._cached)
-        return self._bytes, self._digest.hexdigest()
+        return self.bytes, self._digest.hexdigest()
+
+    def _write_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, bytearray()
+        self._write_pieces(memoryview(gathered))
+
+    def _write_pieces(self, view: memoryview) -> None:
+        for start in range(0, len(view), PIECE_BYTES):
+            self._write(view[start : start + PIECE_BYTES])
 
     def _write(self, piece: memoryview) -> None:
-        assert self.stream
         hashing = self._pool.submit(self._digest.update, piece) if len(piece) > SMALL_BYTES else None
-        self.stream.write(piece)
-        self._bytes, self._cached = self._bytes + len(piece), self._cached + len(piece)
+        self._stream.write(piece)
+        self._cached += len(piece)
         if hashing:
             hashing.result()  # before the caller may change what it gave
         else:
@@ -197,10 +215,9 @@ class Hashed:
             self._sync()
 
     def _sync(self) -> None:
-        assert self.stream
         self._synced()
-        self.stream.flush()
-        own = os.dup(self.stream.fileno())  # the file may be closed meanwhile
+        self._stream.flush()
+        own = os.dup(self._stream.fileno())  # the file may be closed meanwhile
         self._syncing, self._cached = self._pool.submit(self._store, own, self._cached), 0
 
     def _synced(self) -> None:

@@ -95,7 +95,7 @@ class CheckpointPart:
         own = writing.error
         failed = [rank for rank, bad in enumerate(self._ranks.gather(own is not None)) if bad]
         if own:
-            raise SaveFailed(f"rank {self._ranks.rank} {_failed(self._step)}: {_root(own)}") from own
+            raise SaveFailed(f"rank {self._ranks.rank} {_failed(self._step)}: {own}") from own
         if failed:
             raise PeerLost(f"rank {failed[0]} {_failed(self._step)}")
 
@@ -242,10 +242,3 @@ class Saver:
 
 def _failed(step: int) -> str:
     return f"could not write its part of the checkpoint of step {step}"
-
-
-def _root(error: BaseException) -> BaseException:
-    """The first exception of a chain: torch's archive writer, when it is closed after a failed write, raises a misleading one."""
-    while before := error.__cause__ or error.__context__:
-        error = before
-    return error

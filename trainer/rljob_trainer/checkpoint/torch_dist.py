@@ -5,6 +5,7 @@ failing; spawned ones take 6 to 29 s to start, and read tensors through handles 
 that only the loop uses the process group.
 """
 
+import io
 import queue
 import threading
 import time
@@ -14,9 +15,10 @@ from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
-from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
 
 from rljob_trainer.checkpoint.files import Hashed, Tally
 from rljob_trainer.checkpoint.manifest import Files
@@ -61,7 +63,7 @@ class Writing:
         """Files of this rank, by path below the directory's parent. Complete once `done`."""
         self.tally = Tally()
         """Bytes that this rank has written."""
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         """What a thread of this rank raised."""
         self._written: dict[int, Any] = {}
         self._threads = [
@@ -94,30 +96,35 @@ class Writing:
         try:
             self._write(i)
         except Exception as error:
-            self.error = error
+            self.error = _root(error)
         self.seconds = max(self.seconds, time.monotonic() - self._began)
 
     def _write(self, i: int) -> None:
-        file = Path(self._buckets[i][0])
-        write = filesystem_async.FileSystemWriterAsync.write_preloaded_data
-        with Hashed(self.tally) as hashed:
-            _, result = write([_Through(hashed)], i, self._buckets[i], None, None, use_fsync=True)
-            if isinstance(result, Exception):
-                raise result
+        path, name, (data, tensors) = self._buckets[i]
+        file = Path(path)
+        with Hashed(file, self.tally) as hashed:
+            results = [_write_record(hashed, name, item, value) for item, value in (*data, *tensors)]
             self.files[f"{file.parent.name}/{file.name}"] = hashed.fingerprint()
-        self._written[i] = result
+        self._written[i] = results
 
 
-class _Through(_StorageWriterTransforms):
-    """Directs everything that is written to a file through `hashed`."""
+def _write_record(hashed: Hashed, name: str, item: WriteItem, value: io.BytesIO | torch.Tensor) -> WriteResult:
+    """Append one to the file `name`, as torch does (distributed/checkpoint/filesystem.py, _write_item), which asks the file system for its place
+    before and after each, and flushes."""
+    start = hashed.bytes
+    if isinstance(value, torch.Tensor):
+        torch.save(value, hashed)  # type: ignore[arg-type]
+    else:
+        hashed.write(value.getbuffer())
+    length = hashed.bytes - start
+    return WriteResult(item.index, length, _StorageInfo(name, start, length))
 
-    def __init__(self, hashed: Hashed) -> None:
-        super().__init__()
-        self._hashed = hashed
 
-    def transform_save_stream(self, write_item: Any, raw_stream: Any) -> Any:
-        self._hashed.stream = raw_stream
-        return super().transform_save_stream(write_item, self._hashed)  # type: ignore[arg-type]
+def _root(error: BaseException) -> BaseException:
+    """The first exception of a chain: torch's archive writer, when it is closed after a failed write, raises a misleading one."""
+    while before := error.__cause__ or error.__context__:
+        error = before
+    return error
 
 
 WriteBucket = tuple[str, str, tuple[list[Any], list[tuple[Any, torch.Tensor]]]]

@@ -1,6 +1,7 @@
 """The weight files of a model directory, as the bridge reads them."""
 
-from functools import lru_cache
+from collections.abc import KeysView
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -23,6 +24,14 @@ class OpenFiles(SafeTensorsStateSource):
     def __reduce__(self) -> tuple[Any, ...]:
         """Ranks send each other the bridge's configuration, of which this is a part. Open files stay where they are."""
         return OpenFiles, (self.model_name_or_path,)
+
+    def get_all_keys(self) -> KeysView[str]:
+        """Sorted. megatron-bridge looks for each name among them, and would compare it with half of a list."""
+        return self._names.keys()
+
+    @cached_property
+    def _names(self) -> dict[str, None]:
+        return dict.fromkeys(super().get_all_keys())
 
     def load_tensors(self, keys_to_load: list[str]) -> dict[str, torch.Tensor]:
         """Raises KeyError for a tensor that is in no file, FileNotFoundError for a file of the index that is not there."""

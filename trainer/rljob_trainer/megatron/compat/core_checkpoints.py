@@ -13,9 +13,9 @@ format. Can go when upstream writes this format without gathering.
 
 A torch_dist load that reports its progress. Can go when `dist_checkpointing.load` takes a planner or a callback.
 
-The queue between megatron's checkpoint writer and its reader, where both are threads of this process (writing.py). The default is served by a
+The queue between megatron's checkpoint writer and its reader, where both are threads of this process (torch_dist.py). The default is served by a
 process of its own, which takes 6 to 29 s to start. Can go when `FileSystemWriterAsync` takes a queue (NVIDIA/Megatron-LM#3633 moved its writers
-into threads, and left the queue).
+into threads, and left the queue). What the threads write (torch_dist.py) has the form that torch's own records have.
 """
 
 import functools
@@ -210,5 +210,11 @@ PATCHES = (
             "megatron/core/dist_checkpointing/strategies/filesystem_async.py:get_write_results_queue": "24346eaf1a219b2c",
             "megatron/core/dist_checkpointing/strategies/filesystem_async.py:FileSystemWriterAsync.write_preloaded_data": "20df91aac0effec6",
         },
+    ),
+    Patch(
+        "records of files",
+        "torch",
+        VERSIONS["torch"],
+        replaces={"torch/distributed/checkpoint/filesystem.py:_write_item": "b0eb5f49a40ce491"},
     ),
 )
