@@ -1,6 +1,7 @@
 """Servers whose workers have parts of a policy of their own: what each receives, and what becomes of that when a server is lost."""
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -45,9 +46,13 @@ def has(worker: int, workers: int, name: str) -> bool:
 
 
 def spread(
-    pod: str, workers: int, policy: Tensors, check: Callable[[Iterable[Entry]], None] = lambda _: None
+    pod: str,
+    workers: int,
+    policy: Tensors,
+    check: Callable[[Iterable[Entry]], None] = lambda _: None,
+    before: Callable[[int], None] = lambda _: None,
 ) -> Standing:
-    server = Standing(pod, workers, check=check)
+    server = Standing(pod, workers, before=before, check=check)
     for i, worker in enumerate(server.workers):
         worker.needs = {name: NOTHING for name in policy if not has(i, workers, name)}
         shared = {name: tensor.shape[0] // workers for name, tensor in policy.items() if name.startswith("shared")}
@@ -169,3 +174,21 @@ def test_a_worker_that_refuses_what_it_gets_takes_its_server_along_and_no_other(
             publishers, lambda i: [GatherPhase(iter(sent[i].items()), sends=True)], [no.endpoint, a.endpoint]
         )
         assert (done.ok, done.failed) == (["a"], {"no": "no room"}) and has_its_part(a, policy)
+
+
+def test_workers_that_need_different_parts_load_them_at_the_same_time() -> None:
+    """Each waits within its first bucket until all others load theirs, so an update in which one waits for what another loads would not end."""
+    workers = 4
+    tensors = {f"shared.{n}": torch.rand(workers * 64, 64) for n in range(6)}
+    together = threading.Barrier(workers)
+
+    def meet(count: int) -> None:
+        if count == 0:
+            together.wait(20)
+
+    with spread("a", workers, tensors, before=meet) as a:
+        done, _ = publish_together(
+            [Publisher(1, "t", IN_MANY)], lambda _: [GatherPhase(iter(tensors.items()), sends=True)], [a.endpoint]
+        )
+        assert done.failed == {} and has_its_part(a, tensors)
+        assert all(len(worker.order) > 2 and worker.most_held <= 2 for worker in a.workers)

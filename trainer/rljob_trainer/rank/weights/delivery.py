@@ -73,7 +73,7 @@ class Delivery:
         return self._attendance.failed
 
     def send(self, bucket: Bucket, gets: Callable[[ServerWorker], bool]) -> None:
-        """Returns when all workers that get the bucket have received it and verified the one before."""
+        """Returns when all workers that get the bucket have received it. They load it then."""
         said = self._outbox.said
         while members := tuple(filter(gets, self._attendance.members)):
             if self._join(members) and self._transfer(bucket, members):

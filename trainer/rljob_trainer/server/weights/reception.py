@@ -1,36 +1,25 @@
 """One update as a worker of a server receives it: in a thread of its own, so the server generates meanwhile.
 
-The worker takes buckets of all senders in turn, one at a time, and loads each while the next one is transferred. So it holds two buckets, however
-many senders there are; and all workers of all servers take those that concern them in the same order, as transfers through several of them require.
+The worker takes buckets of all senders in turn, one at a time, and loads each while the next one is transferred (loading.py). So it holds two
+buckets, however many senders there are; and all workers of all servers take those that concern them in the same order, as transfers through several
+of them require.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rljob_trainer.server.weights.partial_tensor import PartialTensor
+from rljob_trainer.server.weights.loading import Arrived, Loader, NamedTensors, on_stream, stream_of
 from rljob_trainer.server.weights.source import Connection, UpdateSource, WorkerEnd, WorkerPlace
-from rljob_trainer.wire.weights.bucket import Entry, digest, payload_size, total, unpack
+from rljob_trainer.wire.weights.bucket import Entry, payload_size, total
 from rljob_trainer.wire.weights.messages import COMPLETE, TURN_OVER, AbandonedError
 from rljob_trainer.wire.weights.polling import now_and_then
 from rljob_trainer.wire.weights.protocol import ALIVE_SECONDS, Offer
 from rljob_trainer.wire.weights.rendezvous import RemoteStore
-
-NamedTensors = Iterable[tuple[str, Tensor]]
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A bucket that is not loaded yet."""
-
-    entries: list[Entry]
-    payload: Tensor
 
 
 class SenderLostError(RuntimeError):
@@ -51,11 +40,9 @@ class Reception:
         """`update`: its name at all senders. `check` refuses entries by an exception, before they are received; `load` takes verified tensors, views
         of a bucket that is reused."""
         self._place, self._update, self._end_cls = place, update, end_cls
-        self._check, self._load = check, load
+        self._check = check
+        self._loader = Loader(place.device, load, self._wait)
         self._sources: list[UpdateSource] = []
-        self._pending: Arrived | None = None
-        self._names: set[str] = set()
-        self._digests: list[str] = []
         self._abandoned = threading.Event()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="weights")
@@ -73,7 +60,7 @@ class Reception:
             raise self._error
         if self._thread.is_alive():
             raise RuntimeError("not all buckets of this update have come")
-        return self._names, total(self._digests)
+        return self._loader.names, total(self._loader.digests)
 
     @property
     def connections(self) -> dict[Offer, Connection]:
@@ -89,11 +76,12 @@ class Reception:
 
     def _run(self) -> None:
         try:
-            with torch.no_grad(), self._own_stream():
+            with on_stream(stream_of(self._place.device)):
                 self._find()
                 self._receive()
         except Exception as error:
             self._error = error
+            self._loader.close()
             for source in self._sources:
                 with suppress(OSError):  # this sender may be gone
                     source.inbox.refuse(str(error) or repr(error))
@@ -106,13 +94,6 @@ class Reception:
         for connection in self._kept.values():
             connection.close()
         self._kept = {}
-
-    def _own_stream(self) -> AbstractContextManager[Any]:
-        """On a GPU: a context in which this thread's work does not wait for what the server computes."""
-        if self._place.device.type != "cuda":
-            return nullcontext()
-        torch.cuda.set_device(self._place.device)
-        return torch.cuda.stream(torch.cuda.Stream())
 
     def _find(self) -> None:
         """Connect to all senders. Raises SenderLostError when one cannot be reached: after the others are, which will hear of it.
@@ -135,14 +116,15 @@ class Reception:
             return SenderLostError(f"the sender at {offer.address} cannot be reached: {error}")
 
     def _wait(self) -> None:
-        """Called while this worker waits or loads: all senders see that it lives."""
+        """Called while this worker waits: all senders see that it lives, unless it loads and has come no further."""
         if self._abandoned.is_set():
             raise AbandonedError("this update was abandoned")
         self._show()
 
     def _shown(self) -> bool:
-        for source in self._sources:
-            source.inbox.alive()
+        if self._loader.lives:
+            for source in self._sources:
+                source.inbox.alive()
         return True
 
     def _receive(self) -> None:
@@ -153,7 +135,8 @@ class Reception:
                 for source in tuple(active):
                     if (ended := self._turn(source)) != TURN_OVER:
                         active.remove(source)
-        self._take()
+        self._loader.wait()
+        self._loader.close()
         for source in self._sources:
             source.inbox.done()
 
@@ -173,27 +156,5 @@ class Reception:
         self._check(entries)
         size = payload_size(e.size for e in entries)
         payload = torch.empty(size, dtype=torch.uint8, device=self._place.device)
-        if source.receive(message, payload, self._take):
-            self._pending = Arrived(entries, payload)
-
-    def _take(self) -> None:
-        """Load the bucket that has arrived, if there is one."""
-        bucket, self._pending = self._pending, None
-        if bucket is None:
-            return
-        self._load(self._alive_between(_placed(bucket)))
-        if bucket.payload.is_cuda:
-            torch.cuda.current_stream().synchronize()
-        self._names |= {entry.name for entry in bucket.entries}
-        self._digests.append(digest(bucket.entries))
-
-    def _alive_between(self, tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
-        for named in tensors:
-            self._wait()
-            yield named
-
-
-def _placed(bucket: Arrived) -> NamedTensors:
-    """The tensors of a bucket. Slices are at their places in whole tensors, the rest of which has no memory."""
-    for entry, (name, tensor) in zip(bucket.entries, unpack(bucket.entries, bucket.payload), strict=True):
-        yield name, PartialTensor.of(name, entry.shape, entry.slice, tensor) if entry.slice else tensor
+        if source.receive(message, payload):
+            self._loader.add(Arrived(entries, payload))

@@ -96,13 +96,12 @@ class UpdateSource:
             self._used.add(group)
             self.inbox.done()
 
-    def receive(self, message: dict[str, Any], payload: Tensor, meanwhile: Callable[[], None]) -> bool:
-        """Receive a bucket. `meanwhile` is called when that is under way. Returns whether it is there, for the first time."""
+    def receive(self, message: dict[str, Any], payload: Tensor) -> bool:
+        """Receive a bucket. Returns whether it is there, for the first time."""
         end = self._groups[message["group"]]
         if not self._tried(lambda: end.receive(payload, message["transport"])):
             return False
         self.inbox.ready()
-        meanwhile()
         if not self._tried(lambda: end.wait(self._is_called_off())):
             return False
         self.inbox.done()

@@ -4,7 +4,7 @@ They go through the sender's store (rendezvous.py), which takes a tenth of a mil
 after another, and every worker has one line, in which it says where it is:
 
     Group        make a group (transport.py) of these workers: the line is READY when the worker begins, DONE when it is connected
-    Bucket       receive it through that group: READY when the worker can, DONE when it is received and the one before it is verified
+    Bucket       receive it through that group: READY when the worker can, which may load the one before meanwhile, DONE when it is received
     TURN_OVER    the group has the bucket; take one of the next sender
     PHASE_OVER   the sender has no more buckets in this phase: workers take those of all senders in turn, and none of a phase before all senders
                  have ended the one before
