@@ -1,6 +1,7 @@
 """What a job needs of a cluster: the number of pods of each role, the nodes that they may run on, and how much they exchange.
 And the nodes of pods: of those that stay where they are, and of all pods in a plan."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -176,12 +177,22 @@ def _matches(term: NodeSelectorTerm, node: Node) -> bool:
     return bool(holds) and all(holds)
 
 
+INTEGER = re.compile(r"[+-]?[0-9]{1,63}")
+
+
+def _integer(text: str) -> int | None:
+    """A number as kube-scheduler reads it, by strconv.ParseInt with 64 bits; None: it is none, or too large, and compares with nothing."""
+    number = int(text) if INTEGER.fullmatch(text) else None
+    return number if number is not None and -(2**63) <= number < 2**63 else None
+
+
 def _holds(e: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     value, operator, values = labels.get(e["key"]), e["operator"], e.get("values", [])
     if operator in ("Gt", "Lt"):
-        if value is None or not value.lstrip("-").isdigit():
+        there, bound = _integer(value or ""), _integer(values[0])
+        if there is None or bound is None:
             return False
-        return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
+        return there > bound if operator == "Gt" else there < bound
     return {
         "In": value in values,
         "NotIn": value not in values,

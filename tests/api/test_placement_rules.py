@@ -78,6 +78,7 @@ def affinity(*expressions: dict[str, Any]) -> dict[str, Any]:
     ("broken_", "where"),
     [
         (affinity({"key": "gen", "operator": "Gt", "values": ["new"]}), ".nodeSelectorTerms[0].matchExpressions[0].values[0]"),
+        (affinity({"key": "gen", "operator": "Gt", "values": ["9" * 5000]}), ".nodeSelectorTerms[0].matchExpressions[0].values[0]"),
         (affinity({"key": "gen", "operator": "Gt", "values": []}), ".nodeSelectorTerms[0].matchExpressions[0].values"),
         (affinity({"operator": "Exists"}), ".nodeSelectorTerms[0].matchExpressions[0].key"),
         (affinity({"key": "gen", "operator": "Like"}), ".nodeSelectorTerms[0].matchExpressions[0]"),

@@ -140,7 +140,10 @@ class _Compared(KubernetesObject):
 
     key: str
     operator: Literal["Gt", "Lt"]
-    values: Annotated[list[Annotated[str, StringConstraints(pattern=r"^-?[0-9]+$")]], Field(min_length=1, max_length=1)]
+    values: Annotated[
+        list[Annotated[str, StringConstraints(pattern=r"^-?[0-9]+$", max_length=20)]],
+        Field(min_length=1, max_length=1),
+    ]
 
 
 class _Listed(KubernetesObject):

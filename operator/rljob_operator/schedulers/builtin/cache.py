@@ -1,6 +1,7 @@
 """What the `builtin` scheduler reads of the caches: requests of jobs, and what jobs hold."""
 
-from collections.abc import Collection
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
 from rljob_api import names
@@ -20,6 +21,8 @@ from rljob_operator.times import seconds
 from rljob_placement.cluster import Node
 from rljob_placement.devices import Claimed, claimed
 
+log = logging.getLogger(__name__)
+
 
 class SchedulerCache:
     """Has no state of its own. The caches hold every status from the moment it is written, so no capacity is assigned twice."""
@@ -34,12 +37,17 @@ class SchedulerCache:
 
     def pending(self, now: float, but: Collection[Key]) -> list[SchedulingRequest]:
         """Scheduling requests of all jobs that have one, without the jobs in `but`."""
-        views = (self._view(job, now) for job in self._cache.jobs.values() if _key(job) not in but)
-        return [request for view in views if view and (request := scheduling_request(view, self.node))]
+        jobs = (job for job in self._cache.jobs.values() if _key(job) not in but)
+        return list(_of_each(jobs, lambda job: self._request(job, now)))
+
+    def _request(self, job: CachedJob, now: float) -> SchedulingRequest | None:
+        view = self._view(job, now)
+        return scheduling_request(view, self.node) if view else None
 
     def holders(self, below: float) -> list[Holder]:
         """Jobs that hold nodes and have a lower priority than `below`, or are about to give them back."""
-        return [holder for job in self._cache.jobs.values() if (holder := self._holder(job, below)) and holder.taken]
+        holders = _of_each(self._cache.jobs.values(), lambda job: self._holder(job, below))
+        return [holder for holder in holders if holder.taken]
 
     def _holder(self, job: CachedJob, below: float) -> Holder | None:
         status = job.readable_status
@@ -115,6 +123,18 @@ class SchedulerCache:
     def claimed(self, job: RLJobMeta, spec: RLJobSpec, policy: JobPolicy) -> Claimed:
         """What the claims of the job's pods take."""
         return claimed(spec, policy.pod_patch, job.namespace, self._cache.devices, self._cache.offers)
+
+
+def _of_each[T](jobs: Iterable[CachedJob], of: Callable[[CachedJob], T | None]) -> Iterator[T]:
+    """What `of` says of each job. One for which it raises is left out: it must not keep the others from their nodes."""
+    for job in jobs:
+        try:
+            known = of(job)
+        except Exception:
+            log.exception("%s/%s is left out of scheduling", *_key(job))
+            continue
+        if known is not None:
+            yield known
 
 
 def _key(job: CachedJob) -> Key:

@@ -1,6 +1,7 @@
 """The `builtin` scheduler's cycles: all jobs that ask are placed together, and each takes its result when it is reconciled."""
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -8,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
+from rljob_api.status_parts import PlacementReport
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Key
 from rljob_operator.model.ordinals import target
@@ -26,6 +28,11 @@ from rljob_operator.schedulers.builtin.cycle import (
 from rljob_operator.schedulers.builtin.request import JobView, relocation, scheduling_request
 from rljob_operator.schedulers.builtin.reservations import Holder, ends_before
 from rljob_placement.cluster import Cluster, Node
+from rljob_placement.gang import Placement
+
+log = logging.getLogger(__name__)
+
+UNPLANNABLE = "the job cannot be planned, which is a fault of rljob ({}): report it with the operator's log"
 
 REFUGE_SECONDS = 10.0
 """Seconds for which an answer of `refuge` is used again: it plans on the whole cluster, and a job on a bad node asks in every reconcile."""
@@ -50,6 +57,8 @@ class GangScheduler:
         """Jobs whose results are being written to status, as in kube-scheduler's cache. Their nodes are promised."""
         self._unschedulable: dict[Key, SchedulingResult] = {}
         """Results that lack some or all of the nodes that were asked for."""
+        self._unplannable: set[Key] = set()
+        """Jobs whose last plan has failed: cycles of others leave them out."""
         self._claims: dict[Key, Claim] = {}
         """Of jobs for which others leave their nodes."""
         self._uninformed: set[Key] = set()
@@ -77,7 +86,7 @@ class GangScheduler:
             yield None
             return
         async with self._planning:
-            result = self._known(request) or await self._schedule(request, s.now)
+            result = await self._result(request, s.now)
             self._reserved.pop(key, None)
             self._assumed.add(key)
         try:
@@ -91,10 +100,20 @@ class GangScheduler:
     async def offer(self) -> set[Key]:
         """Places waiting jobs in capacity that has become free. Returns the jobs that have nodes to take, and so are to be reconciled."""
         async with self._planning:
+            alone = await self._offer()
+            uninformed, self._uninformed = self._uninformed, set()
+            return {*self._reserved, *self._victims, *uninformed, *alone}
+
+    async def _offer(self) -> set[Key]:
+        """Returns the jobs that have to be placed one by one, since one of them cannot be planned."""
+        asking = {*self._reserved, *self._unschedulable}
+        try:
             if self._unschedulable and self._offers():
                 await self._place(())
-            uninformed, self._uninformed = self._uninformed, set()
-            return {*self._reserved, *self._victims, *uninformed}
+        except Exception:
+            log.exception("a cycle has failed, and its jobs are placed one by one")
+            return asking
+        return set()
 
     def preemptor(self, s: Snapshot) -> str:
         """Namespace and name of the job of higher priority for which this one has to leave its nodes; empty: there is none."""
@@ -132,6 +151,7 @@ class GangScheduler:
         if self._reserved.pop(job, None):
             self._capacity.promise(job, {})
         self._unschedulable.pop(job, None)
+        self._unplannable.discard(job)
         self._withdraw(job)
         if self._planning.locked():
             self._forgotten.add(job)
@@ -162,6 +182,23 @@ class GangScheduler:
             reserve_after=limit,
             claimed=claims,
         )
+
+    async def _result(self, request: SchedulingRequest, now: float) -> SchedulingResult:
+        """A job that cannot be planned, which is a fault of rljob, keeps no other from its nodes: when a cycle fails, the job is placed alone."""
+        try:
+            return self._known(request) or await self._schedule(request, now)
+        except Exception:
+            log.exception("a cycle has failed, and %s/%s is placed alone", *request.job)
+        self._unschedulable.pop(request.job, None)
+        try:
+            (result,) = await self._place([request], alone=True)
+        except Exception as error:
+            self._unplannable.add(request.job)
+            return SchedulingResult(
+                request, Placement(problem=UNPLANNABLE.format(type(error).__name__)), PlacementReport()
+            )
+        self._unplannable.discard(request.job)
+        return result
 
     def _known(self, request: SchedulingRequest) -> SchedulingResult | None:
         """The result of an earlier cycle for the same request, if it is valid: its nodes are still free, or nothing became free that would help. A
@@ -206,18 +243,18 @@ class GangScheduler:
         return [node for name in self._grown if (node := self._capacity.free(name))]
 
     async def _schedule(self, request: SchedulingRequest, now: float) -> SchedulingResult:
-        known = {request.job, *self._assumed, *self._reserved, *self._unschedulable}
+        known = {request.job, *self._assumed, *self._reserved, *self._unschedulable, *self._unplannable}
         results = await self._place([request, *self._cache.pending(now, known)])
         return next(v for v in results if v.request is request)
 
-    async def _place(self, news: Sequence[SchedulingRequest]) -> list[SchedulingResult]:
-        """One cycle, with requests that were not planned before."""
+    async def _place(self, news: Sequence[SchedulingRequest], alone: bool = False) -> list[SchedulingResult]:
+        """One cycle, with requests that were not planned before. `alone`: with no others, which ask again in their next reconciles."""
         new = {one.job for one in news}
-        again = [v.request for job, v in self._reserved.items() if job not in new]
+        again = [v.request for job, v in self._reserved.items() if job not in new and not alone]
         for job in (*self._reserved, *new):
             self._capacity.promise(job, {})
         settled = {*new, *self._reserved, *self._assumed}
-        waiting = [v.request for job, v in self._unschedulable.items() if job not in settled]
+        waiting = [v.request for job, v in self._unschedulable.items() if job not in settled and not alone]
         cluster = self._capacity.cluster()
         holders = self._holders([*news, *again, *waiting])
         claiming = [one for one in waiting if one.job in self._claims or (one.preempts and may_claim(one, holders))]
@@ -228,9 +265,10 @@ class GangScheduler:
         pending = [*news, *again, *placeable.values()]
         self._forgotten.clear()
         arguments = (cluster, pending, holders, dict(self._claims), self._cache.now())
+        self._reserved = {}  # they are promised nothing now
         results, left = await asyncio.to_thread(schedule_pending, *arguments)
-        self._left, self._grown = {node.name: node for node in left.nodes}, set()
-        self._reserved = {}
+        if not alone:  # what others wait for is still to be offered
+            self._left, self._grown = {node.name: node for node in left.nodes}, set()
         for result in results:
             self._keep(result)
         if self._victims or self._uninformed:
