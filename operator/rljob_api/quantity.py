@@ -2,7 +2,7 @@
 
 import math
 import re
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 from functools import lru_cache
 
 SUFFIXES = {
@@ -24,12 +24,20 @@ def parse(text: object) -> int:
     return math.ceil(_value(text) * 1000)
 
 
+SMALLEST, LARGEST = Decimal("1e-9"), Decimal(2**63 - 1)
+"""What the API server rounds up to, and the largest number that it keeps (ParseQuantity of k8s.io/apimachinery)."""
+
+
 def same(one: object, other: object) -> bool:
-    """Whether both are the same quantity, in whatever form it is written: `0.5` and `500m`."""
+    """Whether both are the same quantity for the API server, in whatever form it is written: `0.5` and `500m`."""
     try:
-        return _value(one) == _value(other)
+        return _kept(_value(one)) == _kept(_value(other))
     except ValueError:
         return False
+
+
+def _kept(value: Decimal) -> Decimal:
+    return min(max(value, -LARGEST), LARGEST).quantize(SMALLEST, ROUND_UP)
 
 
 def _value(text: object) -> Decimal:

@@ -17,7 +17,7 @@ from rljob_api.quantity import parse
 from rljob_api.rules import validate
 from rljob_api.rules.engine import LONGEST
 from rljob_api.rules.key_tables import TRANSFORMER_CONFIG
-from rljob_api.rules.validator import DEEPEST, MOST, MOST_VALUES, extent
+from rljob_api.rules.validator import DEEPEST, MOST, MOST_CHARACTERS, MOST_VALUES, extent
 from rljob_api.text import limited, nearest, one_line
 
 SMALL, LARGE = 60, 400
@@ -68,6 +68,14 @@ def test_100_000_mistakes_are_one_message() -> None:
     spec = raw_spec(env=[{"name": 1}] * 100_000)
     (violation,) = validate(spec, "demo").violations
     assert violation.rule == f"has more than {MOST_VALUES} values, counting the entries of all lists and objects"
+
+
+def test_texts_that_no_config_map_holds_are_refused() -> None:
+    """The control message holds the spec."""
+    env = [{"name": f"A{i}", "value": "x" * 100_000} for i in range(6)]
+    assert validate(raw_spec(env=env[:5]), "demo").valid
+    (violation,) = validate(raw_spec(env=env), "demo").violations
+    assert violation.rule.endswith(f"characters in all its keys and texts; at most {MOST_CHARACTERS} are allowed")
 
 
 def test_of_many_mistakes_the_first_are_reported_and_that_there_are_more() -> None:

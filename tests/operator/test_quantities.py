@@ -85,6 +85,9 @@ async def test_a_quantity_that_somebody_changes_is_corrected() -> None:
         ("0.1m", "100u"),
         ("3000Gi", "3000Gi"),
         ("1536Mi", "1536Mi"),
+        ("0.0000000000001", "1n"),
+        ("0.0000000011", "2n"),
+        ("9" * 32, "9223372036854775807"),
     ],
 )
 def test_the_fake_api_server_writes_quantities_as_the_real_one_does(written: str, stored: str) -> None:

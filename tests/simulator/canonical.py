@@ -3,6 +3,7 @@
 As `Quantity.CanonicalizeBytes` and `omitempty` of k8s.io/apimachinery and k8s.io/api do it.
 """
 
+import math
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -57,8 +58,10 @@ def quantity(text: str) -> str:
 
 
 def _decimal(value: Fraction, suffix: Callable[[int], str] = DECIMAL.__getitem__) -> str:
-    """The largest suffix with which the number is whole."""
+    """The largest suffix with which the number is whole. Less than a billionth becomes one, and what exceeds 64 bits the largest number that they
+    hold."""
     if not value:
         return "0"
+    value = min(Fraction(math.ceil(value * 10**9), 10**9), Fraction(2**63 - 1))
     power = max(n for n in DECIMAL if (value / Fraction(10) ** n).denominator == 1)
     return f"{value / Fraction(10) ** power}{suffix(power)}"

@@ -41,6 +41,8 @@ from rljob_api.text import limited
 MOST_VALUES, DEEPEST = 10_000, 40
 """Values that a spec may have, counting objects, lists and their entries; objects and lists around the innermost one. Jobs have some hundred
 values and a depth of 15. Recursion in Python, and in its JSON, ends at about 1,000."""
+MOST_CHARACTERS = 512 * 1024
+"""Of all keys and texts of a spec. It is a part of the control message, a ConfigMap of 1 MiB at most, which names up to 4,096 pods besides."""
 SMALL_VALUES, SMALL_CHARACTERS = 500, 64 * 1024
 """The size up to which all rules together take a few milliseconds, however many of them are broken."""
 
@@ -81,6 +83,9 @@ def _characters(value: Any) -> int:
     return len(value) if isinstance(value, str) else 0
 
 
+FILES = "move long lists and texts into files on the job's volumes"
+
+
 def extent_violations(spec: Any) -> Iterator[Violation]:
     """At most one."""
     size = extent(spec)
@@ -89,7 +94,10 @@ def extent_violations(spec: Any) -> Iterator[Violation]:
         yield Violation("spec", "set", rule, "write it with fewer levels")
     elif size.values > MOST_VALUES:
         rule = f"has more than {MOST_VALUES} values, counting the entries of all lists and objects"
-        yield Violation("spec", "set", rule, "move long lists and texts into files on the job's volumes")
+        yield Violation("spec", "set", rule, FILES)
+    elif size.characters > MOST_CHARACTERS:
+        rule = f"has {size.characters} characters in all its keys and texts; at most {MOST_CHARACTERS} are allowed"
+        yield Violation("spec", "set", rule, FILES)
 
 
 RULES: tuple[Check, ...] = tuple(
