@@ -30,14 +30,12 @@ class Arrived:
     payload: Tensor
 
 
-class Loader:
+class BucketLoader:
     """Holds one bucket at most, which it loads. Use `add`, then `wait`; `close` at any time."""
 
-    def __init__(
-        self, device: torch.device, load: Callable[[NamedTensors], None], waiting: Callable[[], None]
-    ) -> None:
-        """`load` takes verified tensors, views of a bucket that is not kept. `waiting` is called now and then while a bucket is awaited, in the thread
-        that waits, and may raise."""
+    def __init__(self, device: torch.device, load: Callable[[NamedTensors], None], waiting: Callable[[], None]) -> None:
+        """`load` takes verified tensors, views of a bucket that is not kept. `waiting` is called now and then while a bucket is awaited, in the
+        thread that waits, and may raise."""
         self._load, self._waiting = load, waiting
         self._closed = threading.Event()
         self._pool = ThreadPoolExecutor(1, "weights-load")

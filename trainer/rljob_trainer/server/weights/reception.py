@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rljob_trainer.server.weights.loading import Arrived, Loader, NamedTensors, on_stream, stream_of
+from rljob_trainer.server.weights.loading import Arrived, BucketLoader, NamedTensors, on_stream, stream_of
 from rljob_trainer.server.weights.source import Connection, UpdateSource, WorkerEnd, WorkerPlace
 from rljob_trainer.wire.weights.bucket import Entry, payload_size, total
 from rljob_trainer.wire.weights.messages import COMPLETE, TURN_OVER, AbandonedError
@@ -41,7 +41,7 @@ class Reception:
         of a bucket that is reused."""
         self._place, self._update, self._end_cls = place, update, end_cls
         self._check = check
-        self._loader = Loader(place.device, load, self._wait)
+        self._loader = BucketLoader(place.device, load, self._wait)
         self._sources: list[UpdateSource] = []
         self._abandoned = threading.Event()
         self._error: Exception | None = None
