@@ -184,6 +184,15 @@ def test_a_server_that_hangs_costs_the_others_its_silence_and_not_the_update(
     assert published.ok == ["fine"] and "worker 0 neither received, loaded nor waited" in published.failed["hangs"]
 
 
+def test_how_long_a_sender_waited_for_servers_is_known() -> None:
+    def loads_slowly(_: int) -> None:
+        time.sleep(0.3)
+
+    with Standing("slow", before=loads_slowly) as slow, Standing("fine") as fine:
+        published = publish(Publisher(3, "t", over_tcp(HERE)), 0, slow, fine)
+    assert published.failed == {} and published.waited >= 0.3
+
+
 def test_a_server_that_ends_in_the_middle_of_its_answer_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer says no length, so what came looks complete."""
     with Standing("cut") as cut, Standing("whole") as whole:

@@ -98,7 +98,7 @@ class Publication:
         self._probe: Sequence[Sequence[int]] = ()
         """Token sequences from the last batch; empty when that batch itself proved that the rollouts had the policy."""
         self.metrics: dict[str, float] = {}
-        """Differences that the last probe found, and how long servers paused for the last update."""
+        """Differences that the last probe found, how long servers paused for the last update, and how long senders waited for them."""
 
     def expect(self, step: int, digest: str) -> None:
         """See Task.restored."""
@@ -145,7 +145,7 @@ class Publication:
             return
         digest = published.version.digest
         if published.ok:
-            self.metrics["time/pause"] = published.paused
+            self.metrics |= {"time/pause": published.paused, "time/sync_servers": published.waited}
         if published.difference:
             mean, largest = published.difference
             self.metrics |= {"train_rollout/probe_diff_mean": mean, "train_rollout/probe_diff_max": largest}

@@ -40,6 +40,8 @@ class Published:
     """Mean and largest difference per token of the log-probabilities of a probe, for the replica with the largest mean. None without a probe."""
     paused: float = 0.0
     """Longest time that a server generated nothing to apply the policy, in seconds."""
+    waited: float = 0.0
+    """Longest time that a sender waited for servers to receive, in seconds (Sent.waited)."""
 
 
 class OpenUpdate(AbstractContextManager["OpenUpdate"]):
@@ -84,7 +86,14 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
 
         self._run(commit_one, "apply weights")
         difference = self._compare(probe) if probe else None
-        return Published(version, list(self._round.live), self._round.failed, difference, max(paused, default=0.0))
+        return Published(
+            version,
+            list(self._round.live),
+            self._round.failed,
+            difference,
+            paused=max(paused, default=0.0),
+            waited=max((part.waited for part in sent), default=0.0),
+        )
 
     def _compare(self, probe: Probe) -> tuple[float, float] | None:
         found: list[tuple[float, float]] = []

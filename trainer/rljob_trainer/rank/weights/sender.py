@@ -1,5 +1,6 @@
 """One rank's part of the policy, on its way to the servers: every bucket goes to all workers that get it, while the next one is exported."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -48,18 +49,22 @@ class Sent:
     parts: list[SentPart]
     failed: dict[str, Loss]
     """By pod: why its server did not get them."""
+    waited: float = 0.0
+    """Seconds in which this rank exported nothing, because servers had not received what was sent."""
 
     def as_json(self) -> list[Any]:
-        return [self.digest, self.bytes, [[sorted(kinds), *rest] for kinds, *rest in self.parts], self.failed]
+        parts = [[sorted(kinds), *rest] for kinds, *rest in self.parts]
+        return [self.digest, self.bytes, parts, self.failed, self.waited]
 
     @staticmethod
     def from_json(data: Sequence[Any]) -> "Sent":
-        digest, size, parts, failed = data
+        digest, size, parts, failed, waited = data
         return Sent(
             digest,
             size,
             [SentPart(frozenset(kinds), *rest) for kinds, *rest in parts],
             {pod: Loss(LossCause(cause), why) for pod, (cause, why) in failed.items()},
+            waited,
         )
 
 
@@ -107,7 +112,7 @@ class Sender:
                 raise
         self._keep(delivery.groups)
         whole_digest, size = total(one for one, _ in wholes), sum(size for _, size in wholes)
-        return Sent(whole_digest, size, parts, delivery.failed)
+        return Sent(whole_digest, size, parts, delivery.failed, talk.waited)
 
     def _keep(self, used: Mapping[tuple[ServerWorker, ...], KeptGroup]) -> None:
         """Between updates those groups live on that the last two of them used: servers that come later get their first policy alone."""
@@ -146,14 +151,18 @@ class _Talk:
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
         self._under_way: list[Future[None]] = []
+        self.waited = 0.0
+        """Seconds."""
 
     def add(self, say: Callable[[], None]) -> None:
         self._under_way.append(self._pool.submit(say))
 
     def wait(self) -> None:
         """Wait for everything. Raises what it raises."""
+        began = time.monotonic()
         while self._under_way:
             self._under_way.pop(0).result()
+        self.waited += time.monotonic() - began
 
 
 def _chain(servers: Mapping[str, Sequence[ServerWorker]], index: int) -> dict[str, Sequence[ServerWorker]]:

@@ -147,4 +147,5 @@ class Senders:
             failed={pod: why for p in found for pod, why in p["failed"].items()},
             difference=max((tuple(p["difference"]) for p in found if p["difference"]), default=None),
             paused=max(p["paused"] for p in found),
+            waited=max(p["waited"] for p in found),
         )

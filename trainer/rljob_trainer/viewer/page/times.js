@@ -5,6 +5,7 @@ import { drawn, element, go, place, shown } from "./dom.js";
 const WHO = {
   "time/generate": "rollouts, driver", "time/starved": "ranks wait", "time/data": "ranks wait", "time/tokenise": "driver's workers",
   "time/measure": "other gangs", "time/critic": "critic", "time/train": "ranks", "time/sync": "ranks, rollouts", "time/pause": "rollouts",
+  "time/sync_servers": "ranks wait for rollouts",
   "time/save": "ranks", "time/save_background": "rank 0, meanwhile", "time/upload": "driver, meanwhile", "time/step": "the whole step",
 };
 
