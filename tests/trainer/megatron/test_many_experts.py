@@ -1,12 +1,15 @@
 """What a save and a load cost for a rank with many experts."""
 
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from rljob_api.spec import RLJobSpec
 from trainer.megatron.models import job, make_batch, make_config, random_model, train_step
 from trainer.megatron.test_checkpoint import write
 from trainer.ranks import run_ranks
@@ -24,6 +27,66 @@ def test_work_of_a_save_and_of_a_load_grows_as_experts_do(megatron: None, tmp_pa
     for what in ("save", "load"):
         few, more, most = (steps[what] for steps in found)
         assert (most - more) / (EXPERTS[2] - EXPERTS[1]) < 1.1 * (more - few) / (EXPERTS[1] - EXPERTS[0]), what
+
+
+def test_ranks_do_not_tell_each_other_what_each_holds_alone(megatron: None, tmp_path: Path) -> None:
+    """Only rank 0 gets the plans of all."""
+    sent = {}
+    for count in EXPERTS[:2]:
+        spec = job(model_of(tmp_path / f"{count}", count), trainer={"nodes": 2, "parallelism": {"expert": 2}})
+        sent[count] = run_ranks(2, lambda s=spec, c=count: sent_to_all(s, tmp_path / f"saved-{c}"))
+    assert sent[EXPERTS[0]] == pytest.approx(sent[EXPERTS[1]], abs=100)
+
+
+def sent_to_all(spec: RLJobSpec, directory: Path) -> int:
+    """Bytes of the objects that this rank sends to every rank for a save and a load."""
+    from rljob_trainer.megatron.engine import Engine
+
+    engine, sent = Engine(spec, lambda: None), 0
+    gather = dist.all_gather_object
+
+    def counted(found: list[Any], own: Any, *args: Any, **options: Any) -> None:
+        nonlocal sent
+        sent += len(pickle.dumps(own))
+        gather(found, own, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_gather_object", counted)
+        write(engine, directory)
+        engine.load(directory)
+    assert sent > 0
+    return sent
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_save_that_would_lack_a_tensor_or_a_part_of_it_is_refused(
+    megatron: None, model: Path, tmp_path: Path, tensor: int
+) -> None:
+    """With tensor parallelism the other rank's part is written."""
+
+    def on_a_rank() -> str:
+        from rljob_trainer.megatron import checkpoint
+        from rljob_trainer.megatron.engine import Engine
+
+        engine, share_out = Engine(job(model, tensor), lambda: None), checkpoint._share_out
+
+        def forget(parts: dict[int, Any]) -> None:
+            share_out(parts)
+            if dist.get_rank() == tensor - 1:
+                parts[0]["embedding.word_embeddings.weight"].replica_id = 1
+
+        checkpoint._share_out = forget
+        try:
+            engine.save(tmp_path / "saved", False)
+        except Exception as error:
+            return str(error)
+        return ""
+
+    refused = run_ranks(tensor, on_a_rank)[0]
+    whole = "no rank writes policy.embedding.word_embeddings.weight"
+    assert refused == whole if tensor == 1 else "policy.embedding.word_embeddings.weight invalid fill" in refused, (
+        refused
+    )
 
 
 def model_of(directory: Path, experts: int) -> Path:

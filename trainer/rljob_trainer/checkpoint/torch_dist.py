@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories, is_main_replica
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItem
@@ -46,10 +50,12 @@ class Writing:
             results: the queue from which megatron takes what was written
         """
         self._results = results
+        _require_writers(sharded)
         self._request = dist_checkpointing.save(
             sharded,
             str(directory),
             TorchDistSaveShardedStrategy(thread_count=threads),
+            validate_access_integrity=False,
             async_sharded_save=True,
             async_strategy="mcore",
         )
@@ -106,6 +112,21 @@ class Writing:
             results = [_write_record(hashed, name, item, value) for item, value in (*data, *tensors)]
             self.files[f"{file.parent.name}/{file.name}"] = hashed.fingerprint()
         self._written[i] = results
+
+
+def _require_writers(sharded: dict[str, Any]) -> None:
+    """Each tensor that a rank holds is written by one. That of each all is written, and nothing twice, torch checks on rank 0, which gets all plans.
+    megatron's check of both would tell every rank the places of all ranks' tensors. Collective. Raises CheckpointingException on rank 0."""
+    apply_factories(sharded)
+    parts = [part for part in nested_values(sharded) if isinstance(part, ShardedTensor)]
+    written = {part.key for part in parts if is_main_replica(part.replica_id)}
+    own = written, {part.key for part in parts} - written
+    all_ranks: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(own, all_ranks)
+    if all_ranks:
+        written, others = (set().union(*keys) for keys in zip(*all_ranks, strict=True))
+        if others - written:
+            raise CheckpointingException(f"no rank writes {min(others - written)}")
 
 
 def _write_record(hashed: Hashed, name: str, item: WriteItem, value: io.BytesIO | torch.Tensor) -> WriteResult:

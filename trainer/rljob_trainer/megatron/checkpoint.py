@@ -90,8 +90,8 @@ class CheckpointedNetwork:
         wholes = {p.data: p for p in parts if isinstance(p, ShardedTensor | ShardedTensorFactory)}
         spans = (h for o in getattr(self.optimizer, "chained_optimizers", [self.optimizer]) for h in held(o))
         numbers = sum(len(span) for parameter, span in spans if is_main_replica(replica_of(wholes[parameter])))
-        weights = {i: replace(p, data=torch.empty_like(p.data, device="meta")) for i, p in enumerate(wholes.values())}
-        _share_out(weights)  # without their numbers, which may be offloaded
+        weights = {i: replace(p, data=_without_numbers(p.data)) for i, p in enumerate(wholes.values())}
+        _share_out({0: weights})  # numbers may be offloaded
         own = (t for t in nested_values(weights) if isinstance(t, ShardedTensor) and is_main_replica(t.replica_id))
         return STATES * numbers + sum(t.data.nbytes for t in own if t.data is not None)
 
@@ -186,7 +186,7 @@ def _load(directory: Path, state: LiveState, heartbeat: Callable[[], None]) -> d
     if not same_layout:
         del wanted["random"]
     with reporting_reads(heartbeat):
-        loaded = dist_checkpointing.load(wanted, str(directory))
+        loaded = dist_checkpointing.load(wanted, str(directory), validate_access_integrity=False)
     for name, network in state.networks.items():
         _put(loaded[name], network)
     if same_layout:
@@ -245,12 +245,28 @@ def _sharded_network(network: CheckpointedNetwork, metadata: dict[str, Any], loa
     return {"model": model, "optimizer": optimizer, **schedule}
 
 
-def _share_out(model: dict[Any, Any]) -> None:
-    """Of weights that several data-parallel ranks hold, each is written by one of them, and each of them writes about as much. Collective."""
+def _share_out(model: dict[int, Any]) -> None:
+    """Of weights that several data-parallel ranks hold, each is written by one of them, and each of them writes about as much. Collective.
+
+    The ranks tell each other what they hold; an expert that no other rank holds is left out.
+    """
     ranks = mpu.get_data_parallel_group(with_context_parallel=True)
+    alone = mpu.get_expert_data_parallel_world_size() == 1
+    names = {i: [n for n, part in parts.items() if not (alone and _is_expert(part.data))] for i, parts in model.items()}
     apply_factories(model)
-    shares = determine_main_replica_uniform_distribution(model, ranks)
-    distribute_main_replicas_with_precomputed_distribution(model, ranks, shares)
+    held = {i: {name: model[i][name] for name in names[i]} for i in model}
+    shares = determine_main_replica_uniform_distribution(held, ranks)
+    distribute_main_replicas_with_precomputed_distribution(held, ranks, shares)
+
+
+def _is_expert(parameter: Any) -> bool:
+    return not getattr(parameter, "allreduce", True)
+
+
+def _without_numbers(parameter: torch.Tensor) -> torch.Tensor:
+    empty = torch.empty_like(parameter, device="meta")
+    empty.allreduce = not _is_expert(parameter)  # type: ignore[attr-defined]
+    return empty
 
 
 def _sharded_module(module: MegatronModule, base: Base | None, metadata: dict[str, Any]) -> dict[str, Any]:
