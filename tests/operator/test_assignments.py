@@ -1,11 +1,13 @@
 """Parts of placement by themselves: ranks, the patch that releases a pod, and who is next."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rljob_api import names, reasons
+from rljob_api.spec.run import LifecycleSpec
 from rljob_api.status_parts import PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.scheduling import SchedulingRequest
@@ -20,7 +22,7 @@ from rljob_placement.cluster import Cluster, Node
 from simulator.makers import META, NOW, Job, make_job
 from simulator.world import NAMESPACE, World
 
-LOST = 300.0
+LIMITS = LifecycleSpec().model_copy(update={"node_loss_seconds": 300})
 NODES = {name: Node(name, free={"pods": 3000}) for name in ("a", "b")}
 
 
@@ -31,7 +33,7 @@ def placed(**scheduling: Any) -> Job:
 def wish(job: Job, uid: str = "job-uid", **changes: Any) -> SchedulingRequest:
     meta = META.model_copy(update={"uid": uid, "name": uid, "creation_timestamp": changes.pop("created", "")})
     found = scheduling_request(
-        JobView(job=meta, spec=job.spec, suspend=False, status=job.status, pods=(), now=NOW, node_loss_seconds=LOST),
+        JobView(job=meta, spec=job.spec, suspend=False, status=job.status, pods=(), now=NOW, lifecycle=LIMITS),
         NODES.get,
     )
     assert found
@@ -103,9 +105,7 @@ def test_a_job_asks_for_nothing_when_it_does_not_place_itself() -> None:
     for job in (placed(backend="none"), placed().with_status(suspended=True), placed().with_status(outcome="Failed")):
         assert (
             scheduling_request(
-                JobView(
-                    job=META, spec=job.spec, suspend=False, status=job.status, pods=(), now=NOW, node_loss_seconds=LOST
-                ),
+                JobView(job=META, spec=job.spec, suspend=False, status=job.status, pods=(), now=NOW, lifecycle=LIMITS),
                 NODES.get,
             )
             is None
@@ -117,7 +117,7 @@ def test_a_seat_on_a_node_that_takes_nobody_any_more_is_asked_for_again() -> Non
     job = placed().with_status(
         placement=PlacementStatus(assignments=[*assigned, PodAssignment(pod="demo-rollout-0", node="b")])
     )
-    view = JobView(job=META, spec=job.spec, suspend=False, status=job.status, pods=(), now=NOW, node_loss_seconds=LOST)
+    view = JobView(job=META, spec=job.spec, suspend=False, status=job.status, pods=(), now=NOW, lifecycle=LIMITS)
     assert scheduling_request(view, NODES.get) is None
     found = scheduling_request(view, (NODES | {"b": replace(NODES["b"], closed="cordoned")}).get)
     assert found and found.current == {"demo-trainer-0": "a", "demo-trainer-1": "a"}
@@ -189,9 +189,7 @@ def test_without_room_for_the_whole_gang_only_pods_that_are_there_keep_their_nod
         .with_status(placement=PlacementStatus(assignments=assigned))
         .with_pods(node="a" if arrived else "", **there)
     )
-    view = JobView(
-        job=META, spec=job.spec, suspend=False, status=job.status, pods=job.pods, now=NOW, node_loss_seconds=LOST
-    )
+    view = JobView(job=META, spec=job.spec, suspend=False, status=job.status, pods=job.pods, now=NOW, lifecycle=LIMITS)
     request = scheduling_request(view, NODES.get)
     assert request
     results, _ = schedule_pending(Cluster((replace(NODES["a"], free={"pods": 0}),)), [request])
@@ -212,3 +210,16 @@ async def test_a_running_job_asks_for_no_nodes_of_a_spec_that_applies_later() ->
         assert SchedulerCache(world.feed.cache).pending(world.now, ()) == []
     world.feed.cache.of_kind("ConfigMap").delete((NAMESPACE, "demo-control"))
     assert SchedulerCache(world.feed.cache).pending(world.now, ()), "as if the attempt was still to be published"
+
+
+async def test_what_a_running_job_still_needs_follows_from_the_limits_that_users_change_meanwhile() -> None:
+    """They apply at once, while the attempt keeps the spec that it was published with."""
+    world = World(steps=10**6)
+    world.apply(scheduling={"backend": "builtin"}, lifecycle={"activeDeadlineSeconds": 100_000})
+    await world.until(state="Running")
+    (before,) = SchedulerCache(world.feed.cache).holders(math.inf)
+    world.edit_spec(lifecycle={"activeDeadlineSeconds": 10_000})
+    await world.turn()
+    (after,) = SchedulerCache(world.feed.cache).holders(math.inf)
+    assert before.ends and after.ends
+    assert after.ends == pytest.approx(before.ends - 90_000, abs=5)

@@ -1,12 +1,13 @@
 """What the `builtin` scheduler reads of the caches: requests of jobs, and what jobs hold."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 
 from rljob_api import names
 from rljob_api.policy import JobPolicy
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.run import LifecycleSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.cache.pods import Pod
@@ -25,10 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class SchedulerCache:
-    """Has no state of its own. The caches hold every status from the moment it is written, so no capacity is assigned twice."""
+    """The caches hold every status from the moment it is written, so no capacity is assigned twice."""
 
     def __init__(self, cache: ClusterCache) -> None:
         self._cache = cache
+        self._settled: dict[Key, tuple[object, ...]] = {}
+        """Jobs that lacked nothing in the last cycle, and would not by time alone, with what that followed from. Most jobs run, and are not looked
+        at again in the cycle of each new one."""
 
     def node(self, name: str) -> Node | None:
         """The node as if nothing ran on it."""
@@ -37,12 +41,38 @@ class SchedulerCache:
 
     def pending(self, now: float, but: Collection[Key]) -> list[SchedulingRequest]:
         """Scheduling requests of all jobs that have one, without the jobs in `but`."""
-        jobs = (job for job in self._cache.jobs.values() if _key(job) not in but)
-        return list(_of_each(jobs, lambda job: self._request(job, now)))
+        jobs = [job for job in self._cache.jobs.values() if _key(job) not in but]
+        before, self._settled = self._settled, {}
+        return list(_of_each(jobs, lambda job: self._request(job, now, before)))
 
-    def _request(self, job: CachedJob, now: float) -> SchedulingRequest | None:
+    def _request(
+        self, job: CachedJob, now: float, before: Mapping[Key, tuple[object, ...]]
+    ) -> SchedulingRequest | None:
+        """`before`: jobs that lacked nothing, with what that followed from."""
+        key = _key(job)
+        basis = self._basis(key, job)
+        if basis and before.get(key) == basis:
+            self._settled[key] = basis
+            return None
         view = self._view(job, now)
-        return scheduling_request(view, self.node) if view else None
+        request = scheduling_request(view, self.node) if view else None
+        if request is None and basis:
+            self._settled[key] = basis
+        return request
+
+    def forget(self, job: Key) -> None:
+        self._settled.pop(job, None)
+
+    def _basis(self, key: Key, job: CachedJob) -> tuple[object, ...]:
+        """What the request of a job follows from; empty: from time, too, or from what nodes say. An equal one has the same request."""
+        pods = [entry.value for entry in self._cache.pods.of(key).values()]
+        nodes = self._cache.nodes
+        if not all(pod.ready and not pod.deleting and nodes.get(("", pod.node)) for pod in pods):
+            return ()
+        if (status := job.readable_status) is None or status.nodes:
+            return ()
+        control = self._cache.config_maps.get((key[0], names.control(key[1])))
+        return (job, job.validation.result, control and control.value, *pods)
 
     def holders(self, below: float) -> list[Holder]:
         """Jobs that hold nodes and have a lower priority than `below`, or are about to give them back."""
@@ -60,14 +90,15 @@ class SchedulerCache:
             return None
         key, now = _key(job), self.now()
         until = None if leaving or status.placement is None else seconds(status.placement.borrowed_until) or None
-        left = 0.0 if leaving else remaining(spec, status, now)
+        lifecycle = (job.validation.result.accepted or spec).lifecycle
+        left = 0.0 if leaving else remaining(spec, lifecycle, status, now)
         known = [at for at in (until, None if left is None else now + left) if at is not None]
         return Holder(
             job=key,
             uid=job.meta.uid,
             created=job.meta.creation_timestamp,
             priority=spec.scheduling.priority,
-            taken=self._cache.capacity.held(key, self._cache.pods.of(key), but=self._held(key, spec)),
+            taken=self._cache.capacity.held(key, self._cache.pods.of(key), but=self._held(key, lifecycle)),
             leaving=leaving,
             ends=min(known, default=None),
             until=until,
@@ -89,9 +120,9 @@ class SchedulerCache:
             return own
         return scaled(control.spec, own) if control.spec.scheduling.facts.scalable else control.spec
 
-    def _held(self, job: Key, spec: RLJobSpec) -> set[Key]:
+    def _held(self, job: Key, lifecycle: LifecycleSpec) -> set[Key]:
         """Pods of the job that may never free their nodes."""
-        limit, now = spec.lifecycle.node_loss_seconds, self._cache.clock()
+        limit, now = lifecycle.node_loss_seconds, self._cache.clock()
         pods = ((key, self._on_its_node(entry.value)) for key, entry in self._cache.pods.of(job).items())
         return {key for key, pod in pods if is_held(pod, limit, now)}
 
@@ -115,7 +146,7 @@ class SchedulerCache:
             status=status,
             pods=pods,
             now=now,
-            node_loss_seconds=own.lifecycle.node_loss_seconds,
+            lifecycle=own.lifecycle,
             reserve_after=limit,
             claimed=claims,
         )

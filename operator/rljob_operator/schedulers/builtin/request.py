@@ -8,6 +8,7 @@ from rljob_api import names
 from rljob_api.policy import DEFAULT_POLICY
 from rljob_api.sizing.layout import placed_pods, required_pods
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.run import LifecycleSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_api.status_parts import PodAssignment
 from rljob_operator.cache.pods import Pod
@@ -35,8 +36,8 @@ class JobView:
     status: JobStatus
     pods: Sequence[Pod]
     now: float
-    node_loss_seconds: float
-    """After which a silent node counts as lost: the limit in force, also where an attempt runs another spec."""
+    lifecycle: LifecycleSpec
+    """The limits in force, also where an attempt runs another spec."""
     reserve_after: int = DEFAULT_POLICY.reserve_after_seconds
     """Seconds after which a job that waits reserves nodes."""
     claimed: Callable[[], Claimed] = Claimed
@@ -113,7 +114,7 @@ def _request(
             pools={pool.name: _by_number(wanted[pool.name], current) for pool in spec.pools},
             gangs=stays,
         ),
-        lasts=remaining(spec, view.status, view.now) if urgent else None,
+        lasts=remaining(spec, view.lifecycle, view.status, view.now) if urgent else None,
         uncounted=claimed.problem,
         excluded=excluded_nodes(view.status, view.now) | excluded(view.status, view.now),
     )
@@ -142,7 +143,9 @@ def _by_number(pods: Sequence[str], current: Mapping[str, str]) -> dict[int, str
 
 
 def _ordinals(view: JobView, leaving: Collection[str] = ()) -> dict[str, list[int]]:
-    return wanted_ordinals(view.status, view.pods, view.spec, view.node_loss_seconds, view.now, leaving, ahead=True)
+    return wanted_ordinals(
+        view.status, view.pods, view.spec, view.lifecycle.node_loss_seconds, view.now, leaving, ahead=True
+    )
 
 
 def wanted_names(job: str, wanted: Target) -> dict[str, list[str]]:
@@ -179,7 +182,7 @@ def _current(view: JobView, wanted: Mapping[str, Sequence[str]], node: Callable[
     def node_of(role: str, name: str) -> str:
         pod = pods.get(name)
         if pod and pod.node and not pod.deleting:
-            lost = is_lost(pod, view.node_loss_seconds, view.now)
+            lost = is_lost(pod, view.lifecycle.node_loss_seconds, view.now)
             return "" if lost or node(pod.node) is None else pod.node
         there = node(assigned.get(name, ""))
         on_its_way = pod is not None and pod.ungated_at is not None and not pod.deleting

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from rljob_api.quantity import Thousandths, add
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.run import LifecycleSpec
 from rljob_api.status import JobStatus
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Claim, SchedulingRequest
@@ -167,9 +168,10 @@ SLACK, STARTING = 1.25, 300.0
 """By how much longer than its last steps suggest a job may take that goes before others, and the seconds that it may take to start."""
 
 
-def remaining(spec: RLJobSpec, status: JobStatus, now: float) -> float | None:
-    """Seconds that the job still needs its nodes, by the duration of its last steps or its limit; None: neither is known."""
-    progress, life = status.progress, spec.lifecycle
+def remaining(spec: RLJobSpec, life: LifecycleSpec, status: JobStatus, now: float) -> float | None:
+    """Seconds that the job still needs its nodes, by the duration of its last steps or its limit; None: neither is known. `life`: the limits in
+    force, which need not be those of an attempt's `spec`."""
+    progress = status.progress
     steps = spec.train.steps or progress.steps
     remaining = math.inf
     if progress.pace is not None and steps:

@@ -142,6 +142,7 @@ class GangScheduler:
 
     def forget(self, job: Key) -> None:
         """Drops what is known of a job that was deleted."""
+        self._cache.forget(job)
         self._drop(job)
         self._victims.pop(job, None)
         self._refuges.pop(job, None)
@@ -178,7 +179,7 @@ class GangScheduler:
             status=s.status,
             pods=s.pods,
             now=s.now,
-            node_loss_seconds=s.lifecycle.node_loss_seconds,
+            lifecycle=s.lifecycle,
             reserve_after=limit,
             claimed=claims,
         )
