@@ -191,6 +191,8 @@ class KubernetesApi:
                 after = response.headers.get("Retry-After", "")
                 return response.status, await response.read(), float(after) if after.isdigit() else 0.0
         except (aiohttp.ClientError, TimeoutError, OSError) as broken:
+            if isinstance(broken, aiohttp.ClientConnectorCertificateError):
+                self._credentials.renew()
             raise ApiError(0, f"{method} {where}: {broken!r}") from broken
 
 

@@ -37,11 +37,14 @@ def _server() -> str:
 
 
 class Credentials:
-    """Reads the credentials again every LIFETIME and whenever the API server has refused them, and keeps the last ones while that fails."""
+    """Reads the credentials again every LIFETIME, and whenever the API server has refused them or has a certificate that they do not vouch for. Keeps
+    the last ones while that fails."""
 
     def __init__(self, login: Login = login) -> None:
         self._login = login
         self._info = login()
+        self._context = self._info.as_ssl_context()
+        """That of all sessions."""
         self._until = time.monotonic() + LIFETIME
 
     @property
@@ -57,13 +60,20 @@ class Credentials:
         self._until = time.monotonic() + LIFETIME
         try:
             self._info = self._login()
+            self._trust()
         except (kopf.LoginError, OSError) as error:
             log.warning("credentials cannot be read again: %s", error)
+
+    def _trust(self) -> None:
+        """Sessions that are open accept the authority that vouches for the API server now, too: clusters replace theirs (`kubeadm certs renew`, a
+        restored control plane). Former ones stay accepted."""
+        for certificate in self._info.as_ssl_context().get_ca_certs(binary_form=True):
+            self._context.load_verify_locations(cadata=certificate)
 
     def session(self, connections: int, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
         """A session with at most this many connections; 0: any number. Its default headers hold the credentials of this moment."""
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=connections, ssl=self._info.as_ssl_context()),
+            connector=aiohttp.TCPConnector(limit=connections, ssl=self._context),
             headers=self.headers(),
             middlewares=middlewares,
             proxy=self._info.proxy_url,

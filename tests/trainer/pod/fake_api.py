@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,27 @@ class FakeApi:
         self._open: set[web.StreamResponse] = set()
         self._runner: web.AppRunner | None = None
 
-    async def start(self) -> ApiServer:
+    async def start(self, context: ssl.SSLContext | None = None, authority: Path | None = None) -> ApiServer:
+        """`context`: of a server with a certificate; `authority`: the file of those that vouch for it."""
         app = web.Application(client_max_size=2**24)
         app.router.add_get("/api/v1/namespaces/ns/configmaps", self._watch)
         app.router.add_patch("/api/v1/namespaces/ns/configmaps/{name}", self._patch)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
+        self._site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context)
+        await self._site.start()
         self._token.write_text("of the pod\n")
-        return ApiServer(f"http://127.0.0.1:{self._runner.addresses[0][1]}", self._token)
+        scheme = "https" if context else "http"
+        return ApiServer(f"{scheme}://127.0.0.1:{self._runner.addresses[0][1]}", self._token, authority)
+
+    async def certify(self, context: ssl.SSLContext) -> None:
+        """From now on it has another certificate, and no connection of before."""
+        assert self._runner
+        port = self._runner.addresses[0][1]
+        await self._site.stop()
+        self._site = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=context)
+        await self._site.start()
+        self.break_connections()
 
     async def stop(self) -> None:
         assert self._runner

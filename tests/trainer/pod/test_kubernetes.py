@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.specs import make_spec
+from certificates import certified
 from rljob_api.protocol import Control, Report, Resume
 from rljob_trainer.pod.channel import ProtocolMismatch
 from rljob_trainer.pod.kubernetes import KubernetesChannel
@@ -141,3 +142,19 @@ async def test_watches_that_are_ended_at_once_are_opened_once_a_second(api: Fake
     await asyncio.sleep(1.5)
     following.cancel()
     assert api.watches <= 4
+
+
+async def test_a_server_with_another_authority_is_accepted_once_the_kubelet_has_written_it(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    """Clusters replace theirs while jobs run."""
+    (old, old_file), (new, new_file) = certified(tmp_path, "old"), certified(tmp_path, "new")
+    known = tmp_path / "ca.crt"
+    known.write_bytes(old_file.read_bytes())
+    channel = KubernetesChannel(await api.start(old, known), "ns", "job-control", "job-trainer-0-report")
+    controls = channel.controls()
+    assert await next_attempt(controls) == 1
+    await api.certify(new)
+    api.publish(control(2))
+    known.write_bytes(new_file.read_bytes())
+    assert await next_attempt(controls) == 2

@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    TCPConnector,
+)
 
 from rljob_api import names
 from rljob_api.protocol import Control, Report
@@ -78,7 +85,8 @@ class KubernetesChannel:
 
     def __init__(self, server: ApiServer, namespace: str, control: str, report: str) -> None:
         self._server = server
-        self._session = ClientSession(connector=TCPConnector(ssl=ssl.create_default_context(cafile=server.authority)))
+        self._context = ssl.create_default_context(cafile=server.authority)
+        self._session = ClientSession(connector=TCPConnector(ssl=self._context))
         self._path = f"{server.url}/api/v1/namespaces/{namespace}/configmaps"
         self._control, self._report = control, report
 
@@ -94,6 +102,7 @@ class KubernetesChannel:
                         yield await control_of(text) if text else None
                 await asyncio.sleep(following - time.monotonic())
             except OUTAGE as error:
+                self._trust(error)
                 if seen and isinstance(error, Refused) and error.status in FORBIDDEN:
                     seen = ""
                     yield None
@@ -108,7 +117,13 @@ class KubernetesChannel:
                 async with self._request("PATCH", f"/{self._report}", patch, limits):
                     return patience.restored()
             except OUTAGE as error:
+                self._trust(error)
                 await patience.wait(error)
+
+    def _trust(self, error: Exception) -> None:
+        """Accepts the authority that the kubelet has written since, if the error was that nobody vouches for the server: clusters replace theirs."""
+        if isinstance(error, ClientConnectorCertificateError) and self._server.authority:
+            self._context.load_verify_locations(self._server.authority)
 
     async def _watch(self) -> AsyncIterator[str]:
         """The control's text: now, and after each change; empty when it is deleted. Ends after WATCH_SECONDS."""
