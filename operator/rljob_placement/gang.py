@@ -171,10 +171,11 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 def _matches(term: NodeSelectorTerm, node: Node) -> bool:
     """Whether all expressions of a term hold. An empty term matches no node."""
-    expressions, fields = term.get("matchExpressions", []), term.get("matchFields", [])
+    expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    if not (expressions or fields):
+        return False
     about = {"metadata.name": node.name}
-    holds = [_holds(e, node.labels) for e in expressions] + [_holds(e, about) for e in fields]
-    return bool(holds) and all(holds)
+    return all(_holds(e, node.labels) for e in expressions) and all(_holds(e, about) for e in fields)
 
 
 INTEGER = re.compile(r"[+-]?[0-9]{1,63}")
@@ -187,18 +188,23 @@ def _integer(text: str) -> int | None:
 
 
 def _holds(e: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    value, operator, values = labels.get(e["key"]), e["operator"], e.get("values", [])
-    if operator in ("Gt", "Lt"):
-        there, bound = _integer(value or ""), _integer(values[0])
-        if there is None or bound is None:
-            return False
-        return there > bound if operator == "Gt" else there < bound
-    return {
-        "In": value in values,
-        "NotIn": value not in values,
-        "Exists": value is not None,
-        "DoesNotExist": value is None,
-    }.get(operator, False)
+    value = labels.get(e["key"])
+    values: Sequence[str] = e.get("values") or ()
+    match e["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt" as operator:
+            there, bound = _integer(value or ""), _integer(values[0])
+            if there is None or bound is None:
+                return False
+            return there > bound if operator == "Gt" else there < bound
+    return False
 
 
 @dataclass(frozen=True, slots=True)

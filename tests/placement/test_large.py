@@ -1,12 +1,18 @@
 """Large gangs: what a plan costs, counted and not timed, and that it does what a person would."""
 
+import time
 from random import Random
+from typing import Any
 
 import pytest
 
+from api.specs import make_spec
 from benchmarks.placement import cluster, gang
 from placement.makers import make_cluster, make_gang, make_racks
+from rljob_api.rules.scheduling import MOST_TERMS
+from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import report
+from rljob_placement.gang import Gang
 from rljob_placement.plan import plan
 from rljob_placement.search import MOST_LOOKUPS
 
@@ -42,3 +48,20 @@ def test_rollouts_sit_near_rank_0() -> None:
     amounts = report(nodes, wanted, found)
     block = amounts.stages[0].split("/")[0]
     assert {domain.split("/")[0] for domain in amounts.rollouts} == {block}
+
+
+def test_the_largest_affinity_of_a_spec_is_compared_with_2000_nodes_in_a_second() -> None:
+    """Every cycle plans every job that waits."""
+    other: dict[str, Any] = {"key": "pool", "operator": "NotIn", "values": ["other"]}
+    absent, named = other | {"operator": "In"}, other | {"key": "metadata.name"}
+    term = {"matchExpressions": [other] * (MOST_TERMS - 1) + [absent], "matchFields": [named] * MOST_TERMS}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term] * MOST_TERMS}}
+    template = {"affinity": {"nodeAffinity": required}}
+    spec = make_spec(trainer={"device": "cpu", "nodes": 64, "template": template}, scheduling={"backend": "builtin"})
+    nodes = Cluster(tuple(Node(f"n{i}", {"pool": f"p{i}"}, free={"pods": 8000}) for i in range(2000)))
+    costs = []
+    for _ in range(3):
+        began = time.process_time()
+        assert "not matching" in plan(nodes, Gang.of(spec)).problem
+        costs.append(time.process_time() - began)
+    assert min(costs) < 1.0

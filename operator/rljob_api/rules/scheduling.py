@@ -135,6 +135,10 @@ def _counted(spec: RLJobSpec, part: str, pods: int) -> tuple[str, str]:
     return f"{part}.replicas", f"{pods // section.nodes} of {section.nodes} pods" if section.nodes > 1 else str(pods)
 
 
+MOST_TERMS, MOST_COMPARED = 16, 1024
+"""Terms of a node affinity, expressions of each, and values of each of these, at most: a plan compares all of them with all nodes."""
+
+
 class _Compared(KubernetesObject):
     """A node's label against a number."""
 
@@ -149,7 +153,7 @@ class _Compared(KubernetesObject):
 class _Listed(KubernetesObject):
     key: str
     operator: Literal["In", "NotIn"]
-    values: Annotated[list[str], Field(min_length=1)]
+    values: Annotated[list[str], Field(min_length=1, max_length=MOST_COMPARED)]
 
 
 class _Present(KubernetesObject):
@@ -162,12 +166,12 @@ _Expression = Annotated[_Compared | _Listed | _Present, Field(discriminator="ope
 
 
 class _Term(KubernetesObject):
-    match_expressions: list[_Expression] | None = None
-    match_fields: list[_Expression] | None = None
+    match_expressions: Annotated[list[_Expression], Field(max_length=MOST_TERMS)] | None = None
+    match_fields: Annotated[list[_Expression], Field(max_length=MOST_TERMS)] | None = None
 
 
 class _Required(KubernetesObject):
-    node_selector_terms: Annotated[list[_Term], Field(min_length=1)]
+    node_selector_terms: Annotated[list[_Term], Field(min_length=1, max_length=MOST_TERMS)]
 
 
 class _Preferred(KubernetesObject):
