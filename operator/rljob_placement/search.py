@@ -34,6 +34,8 @@ def improve(places: Places, limit: int) -> None:
     while better and problem.looked < limit:
         better = False
         for pod in range(problem.pods):
+            if problem.looked >= limit:
+                return
             better |= _improve(places, pod)
 
 
@@ -194,11 +196,12 @@ def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAI
 
 
 def _valued(problem: PlacementProblem, candidates: Iterable[Places]) -> Iterator[tuple[float, Places]]:
-    """Placements with their costs, up to the first one that costs nothing, as on a single node: none is better."""
+    """Placements with their costs, up to the first one that costs nothing, as on a single node: none is better. Those of narrow domains come first,
+    so of a gang that looks up MOST_LOOKUPS costs before it is improved, the first ones are enough."""
     for places in candidates:
         cost = problem.cost(places.of)
         yield cost, places
-        if not cost:
+        if not cost or problem.looked >= MOST_LOOKUPS:
             return
 
 
