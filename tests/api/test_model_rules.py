@@ -312,7 +312,8 @@ def test_a_vocabulary_divides_always_because_it_is_padded() -> None:
     ("config", "replay", "rule"),
     [
         (DENSE, "trainer", "the model has no experts"),
-        (EXPERTS | {"num_experts": 512}, "rollout", "the model has 512 experts, and the number of one takes a byte"),
+        (EXPERTS | {"num_experts": 2**15 + 6}, "rollout", "the model has 32774 experts, and the number of one takes two bytes"),
+        (EXPERTS | {"num_experts": 384}, "rollout", None),
         (DENSE | {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 64}, "rollout", None),
         (EXPERTS | {"num_experts": 256}, "rollout", None),
         (DENSE, "none", None),

@@ -1,5 +1,6 @@
 """Bytes between nodes against sums by hand."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -190,6 +191,15 @@ def test_a_replayed_token_has_a_byte_for_each_of_its_experts() -> None:
     plain, replayed = spec(1, 8, {}), spec(1, 8, {}, algorithm=replay)
     longest = Amounts.of(plain).longest
     assert sample_bytes(replayed, MOE) - sample_bytes(plain, MOE) == longest * 8 * 2
+
+
+@pytest.mark.parametrize(("experts", "index"), [(256, 1), (257, 2), (384, 2)])
+def test_the_number_of_one_of_more_than_256_experts_takes_two_bytes(experts: int, index: int) -> None:
+    replay = {"rolloutCorrection": {"routerReplay": "rollout"}}
+    plain, replayed = spec(1, 8, {}), spec(1, 8, {}, algorithm=replay)
+    shape = dataclasses.replace(MOE, experts=experts)
+    added = sample_bytes(replayed, shape) - sample_bytes(plain, shape)
+    assert added == Amounts.of(plain).longest * 8 * 2 * index
 
 
 def test_seconds_are_those_of_the_slowest_card() -> None:

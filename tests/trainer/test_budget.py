@@ -1,8 +1,10 @@
 """A tenth of benchmarks/budget.py: what a step on many ranks costs outside of the GPUs, in counts and bytes instead of seconds."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,6 +14,7 @@ from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.shape import PassCost
 from rljob_api.spec.algorithm import AlgorithmSpec
 from rljob_trainer.algorithm.advantages import ADVANTAGES, estimate
+from rljob_trainer.wire.trajectory import same_bits
 
 SIZE = budget.Size(samples=416, ranks=64)
 COLUMNS = SIZE.columns()
@@ -76,6 +79,14 @@ def test_experts_of_tokens_are_bytes_and_never_json() -> None:
     assert hand_over.read_back(batch) == batch.trajectories
     experts = [t.routed_experts for t in hand_over.read_back(batch).values()]
     assert all((one == t.routed_experts).all() for one, t in zip(experts, made, strict=True))
+
+
+def test_experts_of_models_with_many_take_two_bytes_each() -> None:
+    made = [replace(t, routed_experts=256 + t.routed_experts.astype(np.int16)) for t in hand_over.routed(10)]
+    batch = hand_over.batch_of(made)
+    assert 2 * 10 * 63 * 94 * 8 < hand_over.message(batch, range(10)).raw < 2.02 * 10 * 63 * 94 * 8
+    found = [t.routed_experts for t in hand_over.read_back(batch).values()]
+    assert all(same_bits(one, t.routed_experts) for one, t in zip(found, made, strict=True))
 
 
 def test_agents_of_a_hundred_turns_take_seventeen_bytes_for_each_change_of_author() -> None:

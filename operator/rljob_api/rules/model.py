@@ -26,8 +26,8 @@ UNFIT = {
     "layernorm": "the norms of a model without experts are parts of its matrices",
 }
 """Modules that only models with, or without, experts have."""
-REPLAYED_EXPERTS = 256
-"""Largest number of experts for router replay: the index of an expert is stored in a byte."""
+REPLAYED_EXPERTS = 2**15
+"""Largest number of experts for router replay: the index of an expert is stored in two bytes at most, with a sign."""
 LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """vLLM's environment variable that allows more positions than the model's config.json has."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -196,7 +196,7 @@ def _expert_violations(ranks: JudgedRanks, config: dict[str, Any]) -> Iterator[V
 
 
 def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """Experts that fit into a byte, and that vLLM 0.32 returns: it keeps them by the blocks of its prefix cache."""
+    """Experts that fit into two bytes, and that vLLM 0.32 returns: it keeps them by the blocks of its prefix cache."""
     value, experts = spec.algorithm.rollout_correction.router_replay, experts_of(config)
     field = "spec.algorithm.rolloutCorrection.routerReplay"
     if value == "none":
@@ -204,7 +204,7 @@ def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterat
     if not experts:
         yield Violation(field, value, "the model has no experts", "remove it")
     elif experts > REPLAYED_EXPERTS:
-        rule = f"the model has {experts} experts, and the number of one takes a byte"
+        rule = f"the model has {experts} experts, and the number of one takes two bytes at most"
         yield Violation(field, value, rule, "remove it")
     caching = spec.rollout.vllm_args.get("enable-prefix-caching")
     if value == "rollout" and caching is False:

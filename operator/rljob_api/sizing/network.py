@@ -25,7 +25,7 @@ from typing import NamedTuple
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, wanted_servers
 from rljob_api.sizing.replica import layers, on_ranks, sent_per_token
-from rljob_api.sizing.shape import BYTES, Shape
+from rljob_api.sizing.shape import BYTE_EXPERTS, BYTES, Shape
 from rljob_api.sizing.stage import shares
 from rljob_api.spec import RLJobSpec
 
@@ -199,7 +199,9 @@ def hand_over(spec: RLJobSpec, shape: Shape) -> Flow:
 
 
 def sample_bytes(spec: RLJobSpec, shape: Shape) -> int:
-    """Bytes of the longest sample in a batch. With router replay each token has the experts that it was routed to, in a byte for each."""
+    """Bytes of the longest sample in a batch. With router replay each token has the experts that it was routed to, in a byte for each, or two
+    in a model with many."""
     longest, written = Amounts.of(spec).longest, 0 if spec.supervised else spec.longest_response
     replayed = spec.algorithm.rollout_correction.router_replay == "rollout"
-    return TOKEN * longest + LOG_PROB * written + longest * shape.layers * shape.experts_per_token * replayed
+    index = 1 if shape.experts <= BYTE_EXPERTS else 2
+    return TOKEN * longest + LOG_PROB * written + longest * shape.layers * shape.experts_per_token * index * replayed

@@ -82,6 +82,10 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of config.json that hold the number of experts."""
 
 
+BYTE_EXPERTS = 256
+"""Experts of a layer whose index takes a byte where they are replayed; where there are more, it takes two."""
+
+
 def experts_of(config: dict[str, Any]) -> int:
     """Experts of a layer; 0: the model has none."""
     return next((config[key] for key in EXPERT_COUNTS if config.get(key)), 0)

@@ -12,17 +12,20 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.trajectory import Experts, Trajectory
 from trainer.megatron.gang import column
-from trainer.megatron.models import changed_samples, job, load_model, make_batch, make_model, train_step
+from trainer.megatron.models import changed_samples, job, load_model, make_batch, make_config, random_model, train_step
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
 LAYERS, EXPERTS, CHOSEN = 4, 4, 2
+MANY = 260
+"""Experts, too many for a byte."""
 LAYOUTS = [
-    pytest.param(1, {}, id="one rank", marks=pytest.mark.extra),
-    pytest.param(2, {"context": 2}, id="context 2", marks=pytest.mark.extra),
-    pytest.param(2, {"expert": 2}, id="expert 2", marks=pytest.mark.extra),
-    pytest.param(4, {"tensor": 2, "pipeline": 2}, id="tensor 2, pipeline 2"),
+    pytest.param(1, {}, EXPERTS, id="one rank", marks=pytest.mark.extra),
+    pytest.param(1, {}, MANY, id="one rank, many experts"),
+    pytest.param(2, {"context": 2}, EXPERTS, id="context 2", marks=pytest.mark.extra),
+    pytest.param(2, {"expert": 2}, EXPERTS, id="expert 2", marks=pytest.mark.extra),
+    pytest.param(4, {"tensor": 2, "pipeline": 2}, EXPERTS, id="tensor 2, pipeline 2"),
 ]
 
 
@@ -57,8 +60,16 @@ def differing(found: list[torch.Tensor]) -> list[int]:
     return [int((a != b).any(-1).sum()) for a, b in zip(found[:half], found[half:], strict=True)]
 
 
-def test_updates_route_as_the_old_policy_did(megatron: None, tmp_path: Path) -> None:
-    model = make_model(tmp_path, "qwen3_moe")
+def model_of(directory: Path, experts: int) -> Path:
+    config = make_config("qwen3_moe")
+    config.update({"num_experts": experts})
+    random_model(config, 0).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("experts", [EXPERTS, pytest.param(MANY, marks=pytest.mark.extra)])
+def test_updates_route_as_the_old_policy_did(megatron: None, tmp_path: Path, experts: int) -> None:
+    model = model_of(tmp_path, experts)
     batch = make_batch(model)
     free, replayed = (routed(model, batch, replay, dtype="bfloat16", tensor=2) for replay in ("none", "trainer"))
     assert len(free) == len(replayed) > 4
@@ -66,9 +77,10 @@ def test_updates_route_as_the_old_policy_did(megatron: None, tmp_path: Path) -> 
     assert not any(differing(replayed))
 
 
-def some_experts(length: int, draw: np.random.Generator) -> Experts:
-    choices = draw.permuted(np.tile(np.arange(EXPERTS), (length, LAYERS, 1)), axis=-1)
-    return choices[..., :CHOSEN].astype(np.uint8)
+def some_experts(length: int, count: int, draw: np.random.Generator) -> Experts:
+    """Of the last ones of so many."""
+    choices = draw.permuted(np.tile(np.arange(count - EXPERTS, count), (length, LAYERS, 1)), axis=-1)
+    return choices[..., :CHOSEN].astype(np.uint8 if count <= 256 else np.int16)
 
 
 @torch.no_grad()
@@ -89,12 +101,13 @@ def response_log_probs(policy: Any, sample: Trajectory, monkeypatch: pytest.Monk
     return logits.log_softmax(-1).gather(1, tokens[1:, None])[sample.prompt_length - 1 :, 0]
 
 
-@pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
+@pytest.mark.parametrize(("ranks", "layout", "experts"), LAYOUTS)
 def test_the_experts_of_the_rollouts_are_those_of_the_trainer_in_every_layout(
-    megatron: None, tmp_path: Path, ranks: int, layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    megatron: None, tmp_path: Path, ranks: int, layout: dict[str, Any], experts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, draw = make_model(tmp_path, "qwen3_moe", tied=False), np.random.default_rng(0)
-    batch = changed_samples(make_batch(model), lambda s: replace(s, routed_experts=some_experts(len(s) - 1, draw)))
+    model, draw = model_of(tmp_path, experts), np.random.default_rng(0)
+    drawn = lambda s: replace(s, routed_experts=some_experts(len(s) - 1, experts, draw))  # noqa: E731
+    batch = changed_samples(make_batch(model), drawn)
     trainer = {"device": "cpu", "nodes": ranks, "parallelism": layout}
     spec = job(model, algorithm=correction("rollout"), miniBatches=2, trainer=trainer)
 

@@ -126,6 +126,17 @@ def test_experts_arrive_with_a_complete_response_and_not_with_a_part_of_one() ->
     assert routed_experts(finished(EXPERTS, "abort"), 3) is None and routed_experts(finished(None), 3) is None
 
 
+@pytest.mark.parametrize(("last", "kind"), [(255, np.uint8), (256, np.uint16)], ids=["256 experts", "257 experts"])
+def test_the_last_of_many_experts_arrives_as_itself(last: int, kind: type[np.integer]) -> None:
+    """vLLM's types are the two; what arrives of the second is int16, which torch computes with."""
+    experts = EXPERTS.astype(kind)
+    experts[-1] = last
+    whole = Completion((7, 8), (-1.0, -2.0), "stop", routed_experts(finished(experts), 3))
+    (found,) = decode(json.loads(json.dumps(encode([whole]))))
+    assert found.routed_experts is not None and found.routed_experts.tolist() == experts.tolist()
+    assert found.routed_experts.itemsize == experts.itemsize and found.routed_experts.dtype != np.uint16
+
+
 @pytest.mark.parametrize("experts", [EXPERTS * 0, EXPERTS[1:]], ids=["all the same", "one token short"])
 def test_a_server_whose_kernels_do_not_say_which_experts_they_chose_is_no_server_for_replay(
     experts: np.ndarray,

@@ -109,6 +109,18 @@ def test_replayed_experts_bring_trainer_and_rollouts_closer(start: Callable[...,
 
 
 @pytest.mark.slow
+def test_a_server_returns_experts_whose_numbers_take_two_bytes(start: Callable[..., Server], tmp_path: Path) -> None:
+    model = make(tmp_path, "qwen3_moe", 1, num_experts=300, num_experts_per_tok=CHOSEN)
+    server = replaying(start, model, "float32")
+    groups = generated(server, PROMPTS[:2])
+    server.kill()
+    for g in (g for found in groups for g in found):
+        assert g.routed_experts is not None and g.routed_experts.dtype == np.int16
+        assert 255 < g.routed_experts.max() < 300 and g.routed_experts.min() >= 0
+        assert (np.diff(np.sort(g.routed_experts)) > 0).all(), "each token goes to different experts"
+
+
+@pytest.mark.slow
 def test_experts_of_cached_tokens_come_back_also_where_every_layer_sees_a_window(
     start: Callable[..., Server], tmp_path: Path
 ) -> None:

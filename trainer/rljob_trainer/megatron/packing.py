@@ -79,7 +79,7 @@ class MicroBatch:
     """[u], indices of this rank's tokens with `mask`, ascending; the first token where there are none. Of the others nobody reads logits."""
 
     routed_experts: dict[int, torch.Tensor] = field(default_factory=dict)
-    """[layer number, from 1] -> uint8, the experts to which its router sends each of its tokens. See routing.Routing."""
+    """[layer number, from 1] -> uint8 or int16, the experts to which its router sends each of its tokens. See routing.Routing."""
 
     def put(self, name: str, values: Mapping[int, torch.Tensor] | Sequence[torch.Tensor]) -> None:
         """Add a column. `values`: [row] -> [count, ...], per trajectory."""

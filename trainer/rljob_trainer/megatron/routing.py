@@ -8,11 +8,13 @@ The micro-batch carries the experts: those of the pass that measured the old log
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 
+from rljob_api.sizing.shape import BYTE_EXPERTS
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.packing import MicroBatch, PackedRow
 from rljob_trainer.megatron.parallel_state import ParallelState
@@ -24,6 +26,7 @@ class Routing:
 
     def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
         self._routers = {id(chunk): routers_of(chunk) for chunk in chunks}
+        self._index = _index_type(chunks)
         self._action: RouterReplayAction | None = None
 
     @contextmanager
@@ -49,7 +52,7 @@ class Routing:
         yield
         if self._action is RouterReplayAction.RECORD:
             micro.routed_experts = micro.routed_experts | {
-                layer: _recorded(router) for layer, router in routers.items()
+                layer: _recorded(router, self._index) for layer, router in routers.items()
             }
 
     @contextmanager
@@ -79,6 +82,13 @@ def routers_of(chunk: torch.nn.Module) -> dict[int, RouterReplay]:
     return {router.layer_number: router for router in routers if router is not None}
 
 
+def _index_type(chunks: Sequence[torch.nn.Module]) -> torch.dtype:
+    """Of the numbers of experts, as in trajectory.Experts."""
+    modules: Iterator[Any] = (module for chunk in chunks for module in chunk.modules())
+    many = any(hasattr(m, "router_replay") and m.config.num_moe_experts > BYTE_EXPERTS for m in modules)
+    return torch.int16 if many else torch.uint8
+
+
 def returned_experts(
     row: PackedRow, trajectories: Mapping[int, Trajectory], parallel: ParallelState
 ) -> dict[int, torch.Tensor]:
@@ -93,9 +103,8 @@ def returned_experts(
     if not returned:
         return {}
     _, layers, count = returned[0].shape
-    whole = (
-        torch.arange(count, dtype=torch.uint8).expand(row.length, layers, count).clone()
-    )  # padding needs valid experts, too
+    valid = torch.arange(count, dtype=torch.from_numpy(returned[0]).dtype)
+    whole = valid.expand(row.length, layers, count).clone()  # padding needs valid experts, too
     for start, experts in zip(row.starts, returned, strict=True):
         whole[start : start + len(experts)] = torch.from_numpy(experts)
     # with tensor parallelism, layers with experts are sequence-parallel
@@ -105,8 +114,8 @@ def returned_experts(
     return dict(enumerate(by_layer, 1))
 
 
-def _recorded(router: RouterReplay) -> torch.Tensor:
-    """Take the recorded experts from a router, one byte each."""
+def _recorded(router: RouterReplay, index: torch.dtype) -> torch.Tensor:
+    """Take the recorded experts from a router."""
     experts, router.recorded_topk_idx = router.recorded_topk_idx, None
     assert experts is not None, "every micro-batch is routed"
-    return experts.to(torch.uint8)
+    return experts.to(index)

@@ -161,7 +161,7 @@ def routed_experts(output: Any, prompt_length: int) -> Experts | None:
     if not experts.any() or len(experts) != prompt_length + len(output.token_ids) - 1:
         rule = "this server does not return the experts that its kernels choose"
         raise ValueError(f"{rule}: set spec.algorithm.rolloutCorrection.routerReplay to trainer or none")
-    return np.asarray(experts, np.uint8)
+    return np.asarray(experts, np.uint8) if experts.dtype == np.uint8 else np.asarray(experts, np.int16)
 
 
 def sampling_parameters(body: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ per image                 image_grids    rows and columns of patches, and how ma
                           pixels         of all patches
 per token [T]             tokens
 per token of a policy [P] log_probs
-per expert of a token  [E] routed_experts, where these are replayed
+per expert of a token  [E] routed_experts, where these are replayed; of models with more than 256 experts many_routed_experts
 per response token    [R] measurements of models on other gangs, each under its name (Batch.measured)
 """
 
@@ -44,10 +44,14 @@ KINDS: dict[str, type[np.generic]] = {
     "image_numbers": np.int32,
     "image_grids": np.int32,
     "pixels": np.float32,
+    "many_routed_experts": np.int16,
     "sources": np.int8,
     "routed_experts": np.uint8,
 }
-"""The arrays and their types, in the order in which they are sent: 4-byte types first, so that all are aligned."""
+"""The arrays and their types, in the order in which they are sent: the widest types first, so that all are aligned."""
+
+EXPERTS = ("routed_experts", "many_routed_experts")
+"""Those of the types that Trajectory.routed_experts may have."""
 
 
 def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
@@ -72,13 +76,19 @@ def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
         "image_grids": iter([np.array([(*i.grid, i.merge) for i in images.values()], np.int32).reshape(-1)]),
         "pixels": (image.pixels.reshape(-1) for image in images.values()),
         "sources": iter([np.array([SOURCES.index(s.source) for s in segments], np.int8)]),
-        "routed_experts": (t.routed_experts.reshape(-1) for t in trajectories if t.routed_experts is not None),
+        **{name: _flat_experts(trajectories, name) for name in EXPERTS},
     }
 
 
 def _joined(pieces: Sequence[Array], kind: type[np.generic]) -> Array:
     """A piece for each trajectory: an agent has hundreds of short ones, and each costs as much as a long one."""
     return np.concatenate(pieces) if pieces else np.empty(0, kind)
+
+
+def _flat_experts(trajectories: Sequence[Trajectory], name: str) -> Iterator[Array]:
+    """Those that are of the type of this array."""
+    found = (t.routed_experts for t in trajectories if t.routed_experts is not None)
+    return (experts.reshape(-1) for experts in found if experts.dtype == kind_of(name))
 
 
 def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
@@ -88,13 +98,13 @@ def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     by_name = {
         "segments": len(trajectories),
         "expert_shapes": 3 * len(trajectories),
-        "routed_experts": sum(prod(_expert_shape(t)) for t in trajectories),
         "tokens": sum(map(len, trajectories)),
         "log_probs": sum(len(s.tokens) for s in segments if s.log_probs is not None),
         "image_grids": 3 * len(images),
         "pixels": sum(image.pixels.size for image in images.values()),
         **dict.fromkeys(("lengths", "policy_steps", "rewards", "sources", "image_counts"), len(segments)),
         **dict.fromkeys(("image_places", "image_numbers"), places),
+        **{name: sum(map(len, _flat_experts(trajectories, name))) for name in EXPERTS},
     }
     return {name: by_name[name] for name in KINDS}
 
@@ -184,7 +194,8 @@ def trajectories_of(arrays: Mapping[str, Array], columns: Columns, indices: Sequ
 
 def _routed_experts(arrays: Mapping[str, Array]) -> Iterator[Experts | None]:
     shapes = arrays["expert_shapes"].reshape(-1, 3).tolist()
-    parts = split(arrays["routed_experts"], list(map(prod, shapes)))
+    name = next((name for name in EXPERTS if len(arrays[name])), EXPERTS[0])  # all are of one model
+    parts = split(arrays[name], list(map(prod, shapes)))
     for shape, part in zip(shapes, parts, strict=True):
         yield part.reshape(shape) if len(part) else None
 

@@ -24,6 +24,8 @@ from rljob_trainer.wire.trajectory import Experts, Floats, Ints
 
 CONTEXT_TOO_LONG = "context_length_exceeded"
 """The `code` of an error, where prompt and response do not fit into the model's context: OpenAI's name for it."""
+INDEX = {1: "|u1", 2: "<i2"}
+"""numpy's types of the number of an expert, by their bytes."""
 ToolCall = dict[str, Any]
 """In OpenAI's form: `id`, `type` and `function`, of `name` and `arguments`, a text that should be JSON."""
 
@@ -95,11 +97,14 @@ def _numbers(response: Completion) -> list[str]:
 
 def _routing(response: Completion) -> list[Any]:
     experts = response.routed_experts
-    return [] if experts is None else [pack(experts, "|u1"), list(experts.shape)]
+    return [] if experts is None else [pack(experts, INDEX[experts.itemsize]), list(experts.shape), experts.itemsize]
 
 
 def _routed(routing: list[Any]) -> Experts | None:
-    return unpack(routing[0], "|u1").reshape(routing[1]) if routing else None
+    if not routing:
+        return None
+    packed, shape, width = routing
+    return unpack(packed, INDEX[width]).reshape(shape)
 
 
 def pack(numbers: Any, kind: str) -> str:

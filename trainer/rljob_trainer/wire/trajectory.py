@@ -13,8 +13,9 @@ from rljob_trainer.wire.images import Placed
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
-Experts = npt.NDArray[np.uint8]
-"""[tokens, layers of the model, experts per token]: indices of the experts that each token was routed to; 0 in dense layers."""
+Experts = npt.NDArray[np.uint8] | npt.NDArray[np.int16]
+"""[tokens, layers of the model, experts per token]: indices of the experts that each token was routed to; 0 in dense layers. int16 in models with
+more than BYTE_EXPERTS experts (rljob_api/sizing/shape.py)."""
 SegmentSource = Literal["policy", "prompt", "environment", "demonstration"]
 SOURCES: tuple[SegmentSource, ...] = ("policy", "prompt", "environment", "demonstration")
 """A segment's source is stored and sent as its index here."""

@@ -104,8 +104,11 @@ def routed_spec(replay: str = "rollout") -> RLJobSpec:
     )
 
 
-def test_the_experts_of_what_is_complete_come_back_and_without_them_it_is_generated_again(tmp_path: Path) -> None:
-    experts = np.arange(24, dtype=np.uint8).reshape(3, 4, 2)
+@pytest.mark.parametrize("kind", [np.uint8, np.int16])
+def test_the_experts_of_what_is_complete_come_back_and_without_them_it_is_generated_again(
+    tmp_path: Path, kind: type[np.integer]
+) -> None:
+    experts = np.arange(24, dtype=kind).reshape(3, 4, 2) * (1 if kind is np.uint8 else 15)
     scored = PartialSample(outcome=Outcome(12, 0, replace(sample(12, 0, 5), routed_experts=experts)))
     whole = PartialSample((sampled((3, 4), (-0.5, -2.0), 5),), "stop", routed_experts=experts + 1)
     begun = PartialSample((sampled((3,), (-0.5,), 5),))

@@ -19,7 +19,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire import arrays
 from rljob_trainer.wire.batch import Array, Batch, Columns
 
-KINDS = {"I64": "<i8", "I32": "<i4", "I8": "<i1", "U8": "|u1", "F64": "<f8", "F32": "<f4", "BOOL": "|b1"}
+KINDS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1", "U8": "|u1", "F64": "<f8", "F32": "<f4", "BOOL": "|b1"}
 """safetensors' names of numpy's types."""
 NAMES = {np.dtype(kind): name for name, kind in KINDS.items()}
 
