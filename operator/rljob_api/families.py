@@ -247,6 +247,23 @@ FAMILIES = {
 }
 
 
+class Refusal(NamedTuple):
+    """Of a model that others train."""
+
+    why: str
+    fix: str = ""
+    """What helps, if not only another model."""
+
+
+_SPARSE = Refusal("its sparse attention is not in vLLM's CPU build, with which families are proven")
+_TOWER = Refusal(
+    "its vision tower is not trained",
+    "save its language model as a directory of its own, with transformers' AutoModelForCausalLM",
+)
+REFUSED = {"glm_moe_dsa": _SPARSE, "deepseek_v32": _SPARSE, "qwen3_5": _TOWER, "qwen3_5_moe": _TOWER}
+"""By `model_type`. Others are no family because nobody has tried them."""
+
+
 def family_of(config: Mapping[str, Any]) -> Family | None:
     """Of a config.json; None: its model_type is no family's, or no text."""
     kind = config.get("model_type")

@@ -99,10 +99,25 @@ def test_a_broken_rule_is_found_at_its_field(
     assert text.startswith(rule)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "kimi_k2", "gpt2"])
+@pytest.mark.parametrize("kind", ["kimi_k2", "gpt2"])
 def test_a_family_that_is_not_proven_is_refused_with_the_list_of_those_that_are(kind: str) -> None:
     (found,) = model_violations(make_spec(), DENSE | {"model_type": kind})
     assert (found.rule, found.fix) == (f"its model_type is {kind}", f"use one of {', '.join(FAMILIES)}")
+
+
+@pytest.mark.parametrize("kind", ["glm_moe_dsa", "deepseek_v32"])
+def test_a_family_with_sparse_attention_is_refused_with_the_reason(kind: str) -> None:
+    (found,) = model_violations(make_spec(), DENSE | {"model_type": kind})
+    reason = "its sparse attention is not in vLLM's CPU build, with which families are proven"
+    assert (found.rule, found.fix) == (f"its model_type is {kind}: {reason}", f"use one of {', '.join(FAMILIES)}")
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+def test_a_family_whose_language_model_is_proven_is_refused_with_the_way_to_it(kind: str) -> None:
+    (found,) = model_violations(make_spec(), DENSE | {"model_type": kind})
+    assert found.rule == f"its model_type is {kind}: its vision tower is not trained"
+    way = "save its language model as a directory of its own, with transformers' AutoModelForCausalLM"
+    assert found.fix == f"{way}, or use one of {', '.join(FAMILIES)}"
 
 
 @pytest.mark.parametrize("config", [HYBRID, NEXT | {"num_experts": 6}])

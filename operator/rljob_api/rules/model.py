@@ -5,7 +5,16 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.config_json import unfit
-from rljob_api.families import FAMILIES, family_of, has_delta_nets, has_latent_attention, language_of, rope_of
+from rljob_api.families import (
+    FAMILIES,
+    REFUSED,
+    Refusal,
+    family_of,
+    has_delta_nets,
+    has_latent_attention,
+    language_of,
+    rope_of,
+)
 from rljob_api.rules.engine import SIZES, Violation
 from rljob_api.rules.keys import TRANSFORMER
 from rljob_api.rules.layout import JudgedRanks, unfit_module
@@ -34,15 +43,20 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 """The only frequencies of this rope scaling that megatron-core has (core/models/common/embeddings/rotary_pos_embedding.py, `_apply_scaling`)."""
 
 
+def _no_family(spec: RLJobSpec, kind: str) -> Violation:
+    why, help_ = REFUSED.get(kind, Refusal(""))
+    fixes = [fix for fix in (help_, f"use one of {', '.join(FAMILIES)}") if fix]
+    rule = f"its model_type is {kind}" + (f": {why}" if why else "")
+    return Violation("spec.model.path", spec.model.path, rule, ", or ".join(fixes))
+
+
 def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """A Hugging Face config.json against what can be trained, and against the layout. An empty config is not known yet, and breaks no rule."""
     if not config:
         return
     kind = config.get("model_type")
     if isinstance(kind, str) and kind and kind not in FAMILIES:
-        yield Violation(
-            "spec.model.path", spec.model.path, f"its model_type is {kind}", f"use one of {', '.join(FAMILIES)}"
-        )
+        yield _no_family(spec, kind)
         return
     if damaged := [*_value_violations(spec, config)]:
         yield from damaged
