@@ -112,7 +112,7 @@ METRICS: dict[str, str] = {
     "time/critic": "Seconds in which a critic on a gang of its own learnt from the step's batch, while the policy did.",
     "time/train": "Seconds spent on log-probabilities, loss, gradients and optimizer.",
     "time/sync": "Seconds spent on sending the step's weights to the rollout servers.",
-    "time/sync_servers": "Seconds in which a sender waited for servers to receive the policy of the step before: the longest of all senders.",
+    "time/sync_servers": "Seconds in which a sender of the policy of the step before had nothing to do but to wait for servers: the longest.",
     "time/pause": "Longest time that a rollout server generated nothing to apply the policy of the step before, in seconds.",
     "time/save": "Seconds for which the step's checkpoint stopped the loop, in this step or later ones.",
     "time/save_background": "Seconds in which rank 0 wrote the step's checkpoint in the background.",

@@ -5,6 +5,7 @@ answers would have all others wait for it.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -15,11 +16,14 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.server.weights.partial_tensor import PartialTensor
+from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.bucket import Entry, digest, unpack
 from rljob_trainer.wire.weights.messages import AbandonedError
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 POLL_SECONDS = 0.2
+GRACE_SECONDS = 4 * protocol.ALIVE_SECONDS
+"""A worker whose loader hangs is silent before it is late, so that senders name that as the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class BucketLoader:
         self._pool = ThreadPoolExecutor(1, "weights-load")
         self._stream = stream_of(device)
         self._under_way: Future[None] | None = None
+        self._late = 0.0
+        """By when it has to be loaded."""
         self._begun, self._seen = 0, 0
         self.names: set[str] = set()
         """Of all tensors that are loaded."""
@@ -50,21 +56,26 @@ class BucketLoader:
     def add(self, bucket: Arrived) -> None:
         """Begin to load a bucket, once the one before is loaded. Raises what `wait` raises."""
         self.wait()
+        self._late = time.monotonic() + protocol.transfer_seconds(bucket.payload.numel()) + GRACE_SECONDS
         self._under_way = self._pool.submit(self._take, bucket)
 
     def wait(self) -> None:
-        """Wait until everything is loaded. Raises CorruptBucketError, and what `load` and `waiting` raise."""
+        """Wait until everything is loaded. Raises CorruptBucketError, what `load` and `waiting` raise, and RuntimeError when loading takes longer
+        than a transfer may: others wait meanwhile."""
         if running := self._under_way:
             while not wait([running], POLL_SECONDS).done:
                 self._waiting()
+                if time.monotonic() > self._late:
+                    raise RuntimeError("this worker took too long to load a bucket")
             self._under_way = None
             running.result()
 
     @property
     def lives(self) -> bool:
         """Whether it has begun with a tensor since this was asked last, or has nothing to load."""
-        begun, self._seen = self._begun > self._seen, self._begun
-        return begun or self._under_way is None or self._under_way.done()
+        begun, before = self._begun, self._seen
+        self._seen = begun
+        return begun > before or self._under_way is None or self._under_way.done()
 
     def close(self) -> None:
         """End the thread, before the next tensor if it loads."""
@@ -72,8 +83,10 @@ class BucketLoader:
         self._pool.shutdown()
 
     def _take(self, bucket: Arrived) -> None:
-        with torch.no_grad(), on_stream(self._stream):
-            self._load(self._unless_closed(_placed(bucket)))
+        try:
+            with torch.no_grad(), on_stream(self._stream):
+                self._load(self._unless_closed(_placed(bucket)))
+        finally:  # nothing reads the bucket or writes the parameters any more
             if self._stream:
                 self._stream.synchronize()
         self.names |= {entry.name for entry in bucket.entries}

@@ -38,7 +38,7 @@ class Reception:
         load: Callable[[NamedTensors], None],
     ) -> None:
         """`update`: its name at all senders. `check` refuses entries by an exception, before they are received; `load` takes verified tensors, views
-        of a bucket that is reused."""
+        of a bucket that is not kept."""
         self._place, self._update, self._end_cls = place, update, end_cls
         self._check = check
         self._loader = BucketLoader(place.device, load, self._wait)
@@ -81,10 +81,10 @@ class Reception:
                 self._receive()
         except Exception as error:
             self._error = error
-            self._loader.close()
             for source in self._sources:
                 with suppress(OSError):  # this sender may be gone
                     source.inbox.refuse(str(error) or repr(error))
+            self._loader.close()
             self._leave()
 
     def _leave(self) -> None:
