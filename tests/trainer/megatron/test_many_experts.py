@@ -89,6 +89,31 @@ def test_a_save_that_would_lack_a_tensor_or_a_part_of_it_is_refused(
     )
 
 
+def test_a_save_in_which_two_ranks_write_the_same_tensor_is_refused(
+    megatron: None, model: Path, tmp_path: Path
+) -> None:
+    """torch keeps one of the two, whichever answers last."""
+
+    def on_a_rank() -> str:
+        from rljob_trainer.megatron import checkpoint
+        from rljob_trainer.megatron.engine import Engine
+
+        engine, share_out = Engine(job(model, trainer={"nodes": 2}), lambda: None), checkpoint._share_out
+
+        def both(parts: dict[int, Any]) -> None:
+            share_out(parts)
+            parts[0]["decoder.final_layernorm.weight"].replica_id = 0
+
+        checkpoint._share_out = both
+        try:
+            engine.save(tmp_path / "saved", False)
+        except Exception as error:
+            return str(error)
+        return ""
+
+    assert run_ranks(2, on_a_rank)[0] == "two ranks write policy.decoder.final_layernorm.weight"
+
+
 def model_of(directory: Path, experts: int) -> Path:
     config = make_config("qwen3_moe", 160, tied=False, num_hidden_layers=2)
     config.num_experts, config.moe_intermediate_size = experts, 8
@@ -121,6 +146,8 @@ def steps_taken(work: Callable[[], Any]) -> int:
     for kind in kinds:
         sys.monitoring.register_callback(sys.monitoring.PROFILER_ID, kind, step)
     sys.monitoring.set_events(sys.monitoring.PROFILER_ID, events.PY_START | events.JUMP)
-    work()
-    sys.monitoring.free_tool_id(sys.monitoring.PROFILER_ID)
+    try:
+        work()
+    finally:
+        sys.monitoring.free_tool_id(sys.monitoring.PROFILER_ID)
     return count

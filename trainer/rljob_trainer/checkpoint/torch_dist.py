@@ -9,6 +9,7 @@ import io
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,18 +116,21 @@ class Writing:
 
 
 def _require_writers(sharded: dict[str, Any]) -> None:
-    """Each tensor that a rank holds is written by one. That of each all is written, and nothing twice, torch checks on rank 0, which gets all plans.
-    megatron's check of both would tell every rank the places of all ranks' tensors. Collective. Raises CheckpointingException on rank 0."""
+    """Each tensor that a rank holds is written, and no place of one by two ranks, which torch would not notice. That of each all is written torch
+    checks on rank 0, which gets all plans. megatron's check would tell every rank the places of all ranks' tensors. Collective. Raises
+    CheckpointingException on rank 0."""
     apply_factories(sharded)
     parts = [part for part in nested_values(sharded) if isinstance(part, ShardedTensor)]
-    written = {part.key for part in parts if is_main_replica(part.replica_id)}
-    own = written, {part.key for part in parts} - written
+    own = [(part.key, part.global_offset) for part in parts if is_main_replica(part.replica_id)], {p.key for p in parts}
     all_ranks: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, all_ranks)
     if all_ranks:
-        written, others = (set().union(*keys) for keys in zip(*all_ranks, strict=True))
-        if others - written:
-            raise CheckpointingException(f"no rank writes {min(others - written)}")
+        places = Counter(place for written, _ in all_ranks for place in written)
+        held = set().union(*(keys for _, keys in all_ranks))
+        if missing := held - {key for key, _ in places}:
+            raise CheckpointingException(f"no rank writes {min(missing)}")
+        if twice := [key for (key, _), count in places.items() if count > 1]:
+            raise CheckpointingException(f"two ranks write {min(twice)}")
 
 
 def _write_record(hashed: Hashed, name: str, item: WriteItem, value: io.BytesIO | torch.Tensor) -> WriteResult:
