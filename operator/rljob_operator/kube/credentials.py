@@ -2,10 +2,12 @@
 
 import logging
 import os
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from urllib.request import getproxies
+from weakref import WeakSet
 
 import aiohttp
 import kopf
@@ -43,8 +45,8 @@ class Credentials:
     def __init__(self, login: Login = login) -> None:
         self._login = login
         self._info = login()
-        self._context = self._info.as_ssl_context()
-        """That of all sessions."""
+        self._contexts: WeakSet[ssl.SSLContext] = WeakSet()
+        """Of sessions."""
         self._until = time.monotonic() + LIFETIME
 
     @property
@@ -67,13 +69,17 @@ class Credentials:
     def _trust(self) -> None:
         """Sessions that are open accept the authority that vouches for the API server now, too: clusters replace theirs (`kubeadm certs renew`, a
         restored control plane). Former ones stay accepted."""
-        for certificate in self._info.as_ssl_context().get_ca_certs(binary_form=True):
-            self._context.load_verify_locations(cadata=certificate)
+        certificates = self._info.as_ssl_context().get_ca_certs(binary_form=True)
+        for context in self._contexts:
+            for certificate in certificates:
+                context.load_verify_locations(cadata=certificate)
 
     def session(self, connections: int, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
-        """A session with at most this many connections; 0: any number. Its default headers hold the credentials of this moment."""
+        """A session with at most this many connections; 0: any number. Its default headers, and a certificate of ours, are those of this moment."""
+        context = self._info.as_ssl_context()
+        self._contexts.add(context)
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=connections, ssl=self._context),
+            connector=aiohttp.TCPConnector(limit=connections, ssl=context),
             headers=self.headers(),
             middlewares=middlewares,
             proxy=self._info.proxy_url,

@@ -154,7 +154,11 @@ async def test_a_server_with_another_authority_is_accepted_once_the_kubelet_has_
     channel = KubernetesChannel(await api.start(old, known), "ns", "job-control", "job-trainer-0-report")
     controls = channel.controls()
     assert await next_attempt(controls) == 1
+    known.write_bytes(b"")
     await api.certify(new)
     api.publish(control(2))
+    following = asyncio.create_task(next_attempt(controls))
+    await asyncio.sleep(0.5)
+    assert not following.done(), "the file is empty while it is replaced"
     known.write_bytes(new_file.read_bytes())
-    assert await next_attempt(controls) == 2
+    assert await following == 2

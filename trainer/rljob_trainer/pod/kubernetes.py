@@ -11,7 +11,7 @@ import os
 import ssl
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
@@ -123,7 +123,8 @@ class KubernetesChannel:
     def _trust(self, error: Exception) -> None:
         """Accepts the authority that the kubelet has written since, if the error was that nobody vouches for the server: clusters replace theirs."""
         if isinstance(error, ClientConnectorCertificateError) and self._server.authority:
-            self._context.load_verify_locations(self._server.authority)
+            with suppress(OSError):  # while the file is replaced; the next outage comes here again
+                self._context.load_verify_locations(self._server.authority)
 
     async def _watch(self) -> AsyncIterator[str]:
         """The control's text: now, and after each change; empty when it is deleted. Ends after WATCH_SECONDS."""

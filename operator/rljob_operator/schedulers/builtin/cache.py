@@ -67,9 +67,12 @@ class SchedulerCache:
         """What the request of a job follows from; empty: from time, too, or from what nodes say. An equal one has the same request."""
         pods = [entry.value for entry in self._cache.pods.of(key).values()]
         nodes = self._cache.nodes
-        if not all(pod.ready and not pod.deleting and nodes.get(("", pod.node)) for pod in pods):
+        if not pods or not all(pod.ready and not pod.deleting and nodes.get(("", pod.node)) for pod in pods):
             return ()
         if (status := job.readable_status) is None or status.nodes:
+            return ()
+        assigned = status.placement.assignments if status.placement else []
+        if not {one.pod for one in assigned} <= {pod.name for pod in pods}:
             return ()
         control = self._cache.config_maps.get((key[0], names.control(key[1])))
         return (job, job.validation.result, control and control.value, *pods)

@@ -185,11 +185,13 @@ class GangScheduler:
         )
 
     async def _result(self, request: SchedulingRequest, now: float) -> SchedulingResult:
-        """A job that cannot be planned, which is a fault of rljob, keeps no other from its nodes: when a cycle fails, the job is placed alone."""
-        try:
-            return self._known(request) or await self._schedule(request, now)
-        except Exception:
-            log.exception("a cycle has failed, and %s/%s is placed alone", *request.job)
+        """A job that cannot be planned, which is a fault of rljob, keeps no other from its nodes: when a cycle fails, the job is placed alone, until
+        that succeeds."""
+        if request.job not in self._unplannable:
+            try:
+                return self._known(request) or await self._schedule(request, now)
+            except Exception:
+                log.exception("a cycle has failed, and %s/%s is placed alone", *request.job)
         self._unschedulable.pop(request.job, None)
         try:
             (result,) = await self._place([request], alone=True)
@@ -249,10 +251,11 @@ class GangScheduler:
         return next(v for v in results if v.request is request)
 
     async def _place(self, news: Sequence[SchedulingRequest], alone: bool = False) -> list[SchedulingResult]:
-        """One cycle, with requests that were not planned before. `alone`: with no others, which ask again in their next reconciles."""
+        """One cycle, with requests that were not planned before. `alone`: with no others, which keep what they have."""
         new = {one.job for one in news}
-        again = [v.request for job, v in self._reserved.items() if job not in new and not alone]
-        for job in (*self._reserved, *new):
+        planned = new if alone else {*self._reserved, *new}
+        again = [v.request for job, v in self._reserved.items() if job in planned - new]
+        for job in planned:
             self._capacity.promise(job, {})
         settled = {*new, *self._reserved, *self._assumed}
         waiting = [v.request for job, v in self._unschedulable.items() if job not in settled and not alone]
@@ -266,7 +269,8 @@ class GangScheduler:
         pending = [*news, *again, *placeable.values()]
         self._forgotten.clear()
         arguments = (cluster, pending, holders, dict(self._claims), self._cache.now())
-        self._reserved = {}  # they are promised nothing now
+        for job in planned:  # they are promised nothing now
+            self._reserved.pop(job, None)
         results, left = await asyncio.to_thread(schedule_pending, *arguments)
         if not alone:  # what others wait for is still to be offered
             self._left, self._grown = {node.name: node for node in left.nodes}, set()
