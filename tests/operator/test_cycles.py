@@ -88,6 +88,8 @@ async def test_a_job_that_runs_is_looked_at_again_only_when_something_of_it_has_
     world.feed.deliver()
     assert looks() == (2, 0), "time may change what it lacks"
     world.cluster.remove(pod)
+    world.feed.deliver()
+    assert looks()[0] == 2, "a pod that is not there may lose the node that it had"
     world.cluster.remove(world.cluster.objects["Node", None, "node-1"])
     world.feed.deliver()
     assert looks() == (2, 2), "it lacks nodes"
