@@ -128,6 +128,7 @@ def test_a_server_that_dies_or_hangs_at_any_message_costs_the_others_its_silence
 ) -> None:
     monkeypatch.setattr(protocol, "SILENT_SECONDS", SILENT)
     monkeypatch.setattr(protocol, "ABORT_SECONDS", 1.0)
+    monkeypatch.setattr(protocol, "OPEN_SECONDS", 5.0)  # one that hangs at its first message may not have answered yet
     publisher = Publisher(3, "t", IN_MANY)
     with server_apart("lost", at(operation, how, *AT_A_WORKER)) as lost, Standing("a") as a, Standing("b") as b:
         servers = [a.endpoint, b.endpoint]
