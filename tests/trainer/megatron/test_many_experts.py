@@ -64,25 +64,11 @@ def test_a_save_that_would_lack_a_tensor_or_a_part_of_it_is_refused(
 ) -> None:
     """With tensor parallelism the other rank's part is written."""
 
-    def on_a_rank() -> str:
-        from rljob_trainer.megatron import checkpoint
-        from rljob_trainer.megatron.engine import Engine
+    def forget(weights: dict[str, Any]) -> None:
+        if dist.get_rank() == tensor - 1:
+            weights["embedding.word_embeddings.weight"].replica_id = 1
 
-        engine, share_out = Engine(job(model, tensor), lambda: None), checkpoint._share_out
-
-        def forget(parts: dict[int, Any]) -> None:
-            share_out(parts)
-            if dist.get_rank() == tensor - 1:
-                parts[0]["embedding.word_embeddings.weight"].replica_id = 1
-
-        checkpoint._share_out = forget
-        try:
-            engine.save(tmp_path / "saved", False)
-        except Exception as error:
-            return str(error)
-        return ""
-
-    refused = run_ranks(tensor, on_a_rank)[0]
+    refused = refusal(job(model, tensor), tensor, forget, tmp_path)
     whole = "no rank writes policy.embedding.word_embeddings.weight"
     assert refused == whole if tensor == 1 else "policy.embedding.word_embeddings.weight invalid fill" in refused, (
         refused
@@ -94,24 +80,34 @@ def test_a_save_in_which_two_ranks_write_the_same_tensor_is_refused(
 ) -> None:
     """torch keeps one of the two, whichever answers last."""
 
+    def write_too(weights: dict[str, Any]) -> None:
+        weights["decoder.final_layernorm.weight"].replica_id = 0
+
+    refused = refusal(job(model, trainer={"nodes": 2}), 2, write_too, tmp_path)
+    assert refused == "two ranks write policy.decoder.final_layernorm.weight"
+
+
+def refusal(spec: RLJobSpec, ranks: int, change: Callable[[dict[str, Any]], None], directory: Path) -> str:
+    """What rank 0 says of a save with weights that `change` has changed on each rank, once it is settled who writes which."""
+
     def on_a_rank() -> str:
         from rljob_trainer.megatron import checkpoint
         from rljob_trainer.megatron.engine import Engine
 
-        engine, share_out = Engine(job(model, trainer={"nodes": 2}), lambda: None), checkpoint._share_out
+        engine, share_out = Engine(spec, lambda: None), checkpoint._share_out
 
-        def both(parts: dict[int, Any]) -> None:
+        def changed(parts: dict[int, Any]) -> None:
             share_out(parts)
-            parts[0]["decoder.final_layernorm.weight"].replica_id = 0
+            change(parts[0])
 
-        checkpoint._share_out = both
+        checkpoint._share_out = changed
         try:
-            engine.save(tmp_path / "saved", False)
+            engine.save(directory / "saved", False)
         except Exception as error:
             return str(error)
         return ""
 
-    assert run_ranks(2, on_a_rank)[0] == "two ranks write policy.decoder.final_layernorm.weight"
+    return run_ranks(ranks, on_a_rank)[0]
 
 
 def model_of(directory: Path, experts: int) -> Path:
