@@ -1,22 +1,29 @@
 """Pods that were deleted and do not end although their nodes answer: named, and passed over."""
 
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rljob_api import names, reasons
 from rljob_api.status import Condition
+from rljob_operator.cache.deleted_pods import DeletedPods
 from rljob_operator.cache.pods import Pod
 from rljob_operator.endpoints import Metrics
-from rljob_operator.model.ordinals import ordinals, server_ordinals
+from rljob_operator.model.ordinals import is_held, ordinals, server_ordinals
 from rljob_operator.times import stamp
 from simulator.crowd import Crowd
 from simulator.makers import NOW, make_job
+from simulator.objects import node_object
 from simulator.scraping import samples
 from simulator.world import NAMESPACE, World
 
 LIMIT = 60
 POD = "demo-trainer-1"
+JOB = (NAMESPACE, "demo")
 
 
 def keep(world: World) -> None:
@@ -137,6 +144,54 @@ async def test_a_gang_without_room_for_another_pod_stays_stalled_by_the_one_that
     assert [(x.pod, x.node) for x in status.stuck_pods] == [(POD, "a")]
 
 
+class Flapping:
+    """The node of the pod that hangs falls silent and is back, again and again. `up`, `down`: for how many turns."""
+
+    def __init__(self, world: World, up: int, down: int) -> None:
+        self._world, self._phases = world, cycle([False] * down + [True] * up)
+        pod = world.cluster.edit("Pod", NAMESPACE, POD)
+        pod["spec"]["nodeName"] = "flaky"
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+        world.cluster.put(node_object(True, stamp(world.now), name="flaky"))
+        world.cluster.full.add("flaky")
+
+    async def turn(self) -> None:
+        status = "True" if next(self._phases) else "Unknown"
+        if status != self._ready()["status"]:
+            self._world.cluster.edit("Node", None, "flaky")
+            self._ready().update(status=status, lastTransitionTime=stamp(self._world.now))
+        await self._world.turn()
+
+    def _ready(self) -> dict[str, Any]:
+        condition: dict[str, Any] = self._world.cluster.objects["Node", None, "flaky"]["status"]["conditions"][0]
+        return condition
+
+
+@pytest.mark.parametrize(("up", "down"), [(5, 5), (LIMIT - 5, 5), (2, LIMIT - 5), (LIMIT - 5, LIMIT - 5)])
+async def test_a_pod_that_cannot_die_is_passed_over_for_good_although_its_node_comes_and_goes(
+    up: int, down: int
+) -> None:
+    world = await running()
+    node, begun = Flapping(world, up, down), world.now
+    world.hang_pod(POD)
+    stand_in = ("Pod", NAMESPACE, "demo-trainer-2")
+    while stand_in not in world.cluster.objects:
+        await node.turn()
+        assert world.now - begun < down + LIMIT + 5
+    uid, report = world.cluster.objects[stand_in]["metadata"]["uid"], world._report
+    world._report = lambda: None  # type: ignore[method-assign]
+    for _ in range(3 * (up + down)):
+        await node.turn()
+        assert world.cluster.objects[stand_in]["metadata"]["uid"] == uid, "it may need long to start"
+    world._report = report  # type: ignore[method-assign]
+    for _ in range(3 * (up + down)):
+        await node.turn()
+        assert [stuck.pod for stuck in world.status.stuck_pods] == [POD]
+    attempt = world.status.attempt
+    assert attempt and [m.pod for m in attempt.members] == ["demo-trainer-0", "demo-trainer-2"]
+    assert len(warnings(world)) == 1, "it is no news whenever its node is back"
+
+
 def pod(ordinal: int, **fields: Any) -> Pod:
     return Pod(name=f"demo-trainer-{ordinal}", uid=f"u{ordinal}", role="trainer", ordinal=ordinal, **fields)
 
@@ -156,6 +211,37 @@ def pod(ordinal: int, **fields: Any) -> Pod:
 def test_an_ordinal_is_passed_over_when_its_pod_does_not_end(fields: dict[str, Any], wanted: list[int]) -> None:
     """A node that is back has as much time to end its pods. A pod whose node is gone is deleted by force, which finalizers survive."""
     assert ordinals((pod(0), pod(1, **fields)), names.ROLE_TRAINER, 2, LIMIT, now=1000.0) == wanted
+
+
+@given(st.booleans(), st.lists(st.integers(1, 15), max_size=12), st.integers(-50, 50))
+def test_however_a_node_comes_and_goes_its_deleted_pod_is_passed_over_in_time_and_until_it_is_back_from_a_loss(
+    ready: bool, phases: list[int], grace: int
+) -> None:
+    """`phases`: for how many seconds the node answers, and then does not; `ready`: whether it does first."""
+    deleted, now, limit, held = DeletedPods(), 1000, 7, list[bool]()
+    due = now + max(0, grace)
+    for lasting in phases:
+        node = {"answers_since": float(now)} if ready else {"lost_since": float(now)}
+        for passed in range(lasting):
+            (one,) = deleted.observe(JOB, [pod(1, deleting=True, delete_by=1000.0 + grace, **node)], limit, now)
+            held.append(is_held(one, limit, now))
+            is_back = not held[-1] and any(held[-2:-1])
+            assert not is_back or (ready and passed == 0), "for no other reason it is waited for again"
+            assert any(held[-2 * limit :]) or now < due + 2 * limit
+            now += 1
+        ready = not ready
+
+
+def test_nothing_is_remembered_of_pods_that_are_gone_or_were_deleted_anew() -> None:
+    deleted, back = DeletedPods(), pod(1, deleting=True, delete_by=100.0, answers_since=50.0)
+    deleted.observe(JOB, [back], LIMIT, 60.0)
+    again = replace(back, answers_since=70.0)
+    assert deleted.remembered(JOB, again).answers_since == 50.0
+    assert deleted.remembered(JOB, replace(again, delete_by=90.0)).answers_since == 70.0
+    assert deleted.remembered(JOB, replace(again, uid="another")).answers_since == 70.0
+    assert deleted.remembered(("research", "other"), again).answers_since == 70.0
+    deleted.observe(JOB, [], LIMIT, 80.0)
+    assert deleted.remembered(JOB, again).answers_since == 70.0
 
 
 async def test_the_observer_says_since_when_the_node_of_a_pod_answers() -> None:

@@ -11,6 +11,7 @@ from rljob_api.quantity import Thousandths, add
 from rljob_operator.cache import jobs, reports
 from rljob_operator.cache.cache import Cache, key_of, same_but_version, strip_managed_fields
 from rljob_operator.cache.capacity import Capacity
+from rljob_operator.cache.deleted_pods import DeletedPods
 from rljob_operator.cache.jobs import CachedJob
 from rljob_operator.cache.nodes import CachedNode, Usage, parse_node, parse_usage
 from rljob_operator.cache.pods import FailedPods, Pod, is_of_a_job, parse_pod
@@ -70,7 +71,7 @@ class ClusterCache:
             partial(jobs.transform, policy=policy), jobs.predicate, group=key_of, wanted=jobs.is_run_here
         )
         self.pods: Cache[Pod] = Cache(lambda obj, _: parse_pod(obj), wanted=is_of_a_job)
-        self.clock, self.failed = clock, FailedPods(clock)
+        self.clock, self.failed, self.deleted = clock, FailedPods(clock), DeletedPods()
         self._leave, self._requested = policy.leave_nodes, dict[str, str]()
         """By what nodes are left, and why objects ask for it, by node."""
         self.devices = Devices(problem=NOT_LISTED)
@@ -151,8 +152,9 @@ class ClusterCache:
         self._on_change(kind, self.of_kind(kind).delete(key))
 
     def forget(self, job: Key) -> None:
-        """Drops what nothing reports to be gone with a job that was deleted: its unwatched children, and its failed pods."""
+        """Drops what nothing reports to be gone with a job that was deleted: its unwatched children, and what is remembered of its pods."""
         self.failed.forget(job)
+        self.deleted.forget(job)
         for kind in UNWATCHED:
             for child in list(self.children[kind].of(job)):
                 self.children[kind].delete(child)
@@ -163,6 +165,7 @@ class ClusterCache:
         self.set_devices(Devices(problem=NOT_LISTED))
         self.capacity.break_promises()
         self.failed.clear()
+        self.deleted.clear()
         caches: tuple[Cache[Any], ...] = (self.jobs, self.pods, self.usage, self.config_maps, self.nodes)
         for cache in (*caches, *self.children.values()):
             cache.clear()

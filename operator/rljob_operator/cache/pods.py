@@ -56,7 +56,8 @@ class Pod:
     lost_since: float | None = None
     """When its node ceased to be Ready, in seconds since the epoch by the cluster's clock; 0: the node does not exist any more; None: it is ready."""
     answers_since: float = 0.0
-    """Since when its node is ready, in seconds since the epoch by the cluster's clock; 0: not known."""
+    """Since when its node is ready, in seconds since the epoch by the cluster's clock; 0: not known. Of a deleted pod, short silences of the node do
+    not count (deleted_pods.py)."""
     out_of_service: bool = False
     """Its node is tainted out-of-service."""
     waiting: str = ""

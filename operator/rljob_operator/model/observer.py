@@ -85,6 +85,8 @@ class Observer:
         snapshot = self._snapshot(key, job, located, now)
         if await self._read_heartbeat(key, snapshot):
             snapshot = self._snapshot(key, job, located, now)
+        limit = snapshot.lifecycle.node_loss_seconds
+        snapshot = replace(snapshot, pods=self._cache.deleted.observe(key, located, limit, now))
         sets = [o for (kind, _), o in snapshot.children.items() if kind == "StatefulSet" and controls(job.meta, o)]
         if uncreated := await self._uncreated.reasons(key, sets, located, now):
             snapshot = replace(snapshot, uncreated=uncreated)

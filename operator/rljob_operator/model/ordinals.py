@@ -192,7 +192,7 @@ def is_stuck(pod: Pod, seconds: float, now: float) -> bool:
 
 
 def _overdue_since(pod: Pod, now: float) -> float | None:
-    """Since when the pod should have ended; None: nobody has deleted it. A node that is back gets the same time to end its pods."""
+    """Since when the pod should have ended; None: nobody has deleted it. A node that was lost and is back gets the same time to end its pods."""
     if not pod.deleting or pod.delete_by is None:
         return None
     return max(pod.delete_by, pod.answers_since) if pod.answers_since <= now else pod.delete_by

@@ -11,7 +11,7 @@ given to nobody (render/channel.py). A claim ends after claimSeconds, by the dri
 program did, and is replaced, too.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from rljob_api import names, reasons
@@ -19,7 +19,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, StuckPod
 from rljob_operator.cache.nodes import OUT_OF_SERVICE
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import certainly_dead, frees_its_node, is_stuck, lost_at, target
+from rljob_operator.model.ordinals import certainly_dead, frees_its_node, is_lost, is_stuck, lost_at, target
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import member_statuses
 from rljob_operator.policies.change import Change, Event, give_command, set_
@@ -131,14 +131,21 @@ MOST = 8
 
 def report_stuck_pods(s: Snapshot, status: JobStatus) -> Change:
     """Names them in the status, and in one event each."""
-    limit = s.lifecycle.node_loss_seconds
-    stuck = sorted((p for p in s.pods if p.lost_since is None and is_stuck(p, limit, s.now)), key=lambda p: p.name)
+    known = {pod.uid for pod in status.stuck_pods}
+    stuck = sorted((p for p in s.pods if _is_named(s, p, known)), key=lambda p: p.name)
     named = [_stuck(pod) for pod in stuck[:MOST]]
     if named == status.stuck_pods:
         return Change(status)
-    known = {pod.uid for pod in status.stuck_pods}
     news = tuple(Event("Warning", reasons.POD_STUCK, _sentence(pod)) for pod in named if pod.uid not in known)
     return Change(set_(status, stuck_pods=named), news)
+
+
+def _is_named(s: Snapshot, pod: Pod, known: Collection[str]) -> bool:
+    """Whether the pod is stuck, and its node answers, or has done so when the pod was named first and is not lost since. `known`: uids of pods that
+    are named."""
+    limit = s.lifecycle.node_loss_seconds
+    answers = pod.lost_since is None or (pod.uid in known and not is_lost(pod, limit, s.now))
+    return answers and is_stuck(pod, limit, s.now)
 
 
 def stuck_pods(stuck: Sequence[StuckPod]) -> str:

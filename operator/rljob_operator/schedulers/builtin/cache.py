@@ -126,20 +126,21 @@ class SchedulerCache:
     def _held(self, job: Key, lifecycle: LifecycleSpec) -> set[Key]:
         """Pods of the job that may never free their nodes."""
         limit, now = lifecycle.node_loss_seconds, self._cache.clock()
-        pods = ((key, self._on_its_node(entry.value)) for key, entry in self._cache.pods.of(job).items())
+        pods = ((key, self._on_its_node(job, entry.value)) for key, entry in self._cache.pods.of(job).items())
         return {key for key, pod in pods if is_held(pod, limit, now)}
 
-    def _on_its_node(self, pod: Pod) -> Pod:
+    def _on_its_node(self, job: Key, pod: Pod) -> Pod:
         """The pod, with whether its node answers as far as the cache knows."""
         entry = None if pod.ready else self._cache.nodes.get(("", pod.node))
-        return entry.value.holding(pod) if entry else pod
+        return self._cache.deleted.remembered(job, entry.value.holding(pod) if entry else pod)
 
     def _view(self, job: CachedJob, now: float) -> JobView | None:
         own, status = job.validation.result.accepted, job.readable_status
         spec = self._spec_in_force(job, status) if own and status else None
         if own is None or spec is None or status is None or job.meta.deletion_timestamp:
             return None
-        pods = [self._on_its_node(entry.value) for entry in self._cache.pods.of(_key(job)).values()]
+        key = _key(job)
+        pods = [self._on_its_node(key, entry.value) for entry in self._cache.pods.of(key).values()]
         limit = job.validation.policy.reserve_after_seconds
         claims = partial(self.claimed, job.meta, spec, job.validation.policy)
         return JobView(
