@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import pytest
 
 from api.hostile_specs import LARGEST, hostile_specs
@@ -174,6 +175,18 @@ async def test_a_slow_check_of_one_job_delays_no_other() -> None:
     assert await checking is None
     assert large.result.valid
     assert await specs.settle((NAMESPACE, "further"), further, BUSY) is None
+
+
+@pytest.mark.parametrize("turns", range(16))
+async def test_a_check_that_is_cancelled_ends_and_leaves_no_process(turns: int) -> None:
+    large = LazyValidation(LARGE, "large", JobPolicy())
+    checking = asyncio.create_task(LargeSpecs().settle((NAMESPACE, "large"), large, 0.0))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    checking.cancel()
+    await asyncio.wait({checking}, timeout=10)
+    assert checking.cancelled()
+    assert not psutil.Process().children()
 
 
 async def test_a_job_that_nobody_has_checked_yet_is_left_alone() -> None:

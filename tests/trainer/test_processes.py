@@ -1,13 +1,17 @@
 """Who our children are, and what becomes of them."""
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
+import pytest
 
-from rljob_trainer.processes import FAMILY, ProcessTree, children
+from rljob_trainer.processes import FAMILY, ProcessTree, children, piped
 
 PR_SET_NAME = 15
 """linux/prctl.h"""
@@ -76,3 +80,62 @@ def test_a_family_waits_for_a_member_whose_title_has_overwritten_its_environment
         first.wait()
         family.kill()
         assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+
+
+TURNS = range(16)
+"""Of the event loop, after which the start of a process is cancelled: it takes fewer."""
+
+
+async def begun(turns: int) -> asyncio.Task[asyncio.subprocess.Process]:
+    starting = asyncio.create_task(piped(("sleep", "60"), os.environ))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return starting
+
+
+def lives(pid: int) -> bool:
+    """False for one that nobody has collected yet: its loop has ended, or takes a moment."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def has_none_but(known: set[int]) -> bool:
+    """Soon: the kernel takes a moment to end a process."""
+    deadline = time.monotonic() + 10
+    while (living := any(map(lives, children() - known))) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not living
+
+
+def given_back(starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
+    """What was started before it could be cancelled is its caller's."""
+    if not starting.cancelled():
+        os.kill(starting.result().pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("turns", TURNS)
+async def test_a_start_that_is_cancelled_ends_and_leaves_no_process(turns: int) -> None:
+    known = children()
+    starting = await begun(turns)
+    starting.cancel()
+    await asyncio.wait({starting}, timeout=10)
+    assert starting.done()
+    given_back(starting)
+    assert await asyncio.to_thread(has_none_but, known)
+
+
+@pytest.mark.parametrize("turns", TURNS)
+def test_a_loop_that_ends_while_a_process_starts_ends(turns: int) -> None:
+    known, starting = children(), list[asyncio.Task[asyncio.subprocess.Process]]()
+
+    async def main() -> None:
+        starting.append(await begun(turns))
+
+    ending = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    ending.start()
+    ending.join(10)
+    assert not ending.is_alive()
+    given_back(starting[0])
+    assert has_none_but(known)

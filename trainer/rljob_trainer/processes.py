@@ -4,6 +4,7 @@ known by their environment.
 `python -m rljob_trainer.processes MODULE [ARGUMENT...]`: `python -m MODULE`, killed when the process that started it ends.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -12,7 +13,8 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -31,6 +33,28 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Become the parent of all descendants whose own parents ended, as PID 1 of a container is anyway."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+async def piped(command: Iterable[str], environment: Mapping[str, str], limit: int = 2**16) -> Process:
+    """A process in a session of its own, which reads and writes pipes of ours. `limit`: bytes of a line that it writes.
+
+    May be cancelled, also by the end of the loop. Python before 3.12.5 then waits for ever for a process whose pipes it has not connected
+    (github.com/python/cpython/issues/119710), until it is cancelled again.
+    """
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, env=environment, limit=limit, start_new_session=True
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        while not starting.done():
+            starting.cancel()
+            await asyncio.sleep(0)
+        if not starting.cancelled() and not starting.exception():
+            starting.result().kill()
+        raise
 
 
 def kill_group(leader: int, number: signal.Signals) -> None:

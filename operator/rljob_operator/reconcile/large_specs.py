@@ -6,8 +6,10 @@ thought of, would keep the loop from renewing the operator's lease. So it is val
 
 import asyncio
 import pickle
+import subprocess
 import sys
 from dataclasses import dataclass
+from subprocess import PIPE
 
 from rljob_api.rules import ValidationResult, Violation
 from rljob_api.rules.validator import extent_violations
@@ -77,20 +79,22 @@ class LargeSpecs:
     async def _validated(self, validation: LazyValidation) -> ValidationResult | None:
         """The result of a process of its own; None: it has exceeded its limits."""
         given = pickle.dumps((validation.policy, validation.raw, validation.name))
-        command = ("-m", "rljob_operator.reconcile.check_spec", str(self._cpu_seconds), str(MEMORY))
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe)
+        process = _started(self._cpu_seconds)
         try:
-            async with asyncio.timeout(PATIENCE):
-                answer, _ = await process.communicate(given)
-        except TimeoutError:
+            answer, _ = await asyncio.to_thread(process.communicate, given, PATIENCE)
+        except subprocess.TimeoutExpired:
             return None
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            process.kill()
+            process.wait()
         result: ValidationResult | None = pickle.loads(answer) if process.returncode == 0 else None
         return result
+
+
+def _started(cpu_seconds: float) -> "subprocess.Popen[bytes]":
+    """The process that checks one spec. asyncio's own cannot be cancelled while it starts (github.com/python/cpython/issues/119710)."""
+    command = (sys.executable, "-m", "rljob_operator.reconcile.check_spec", str(cpu_seconds), str(MEMORY))
+    return subprocess.Popen(command, stdin=PIPE, stdout=PIPE)
 
 
 def _too_slow(cpu_seconds: float, until: float) -> Violation:

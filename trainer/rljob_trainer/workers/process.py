@@ -9,13 +9,13 @@ import os
 import pickle
 import sys
 import time
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from rljob_api import names
-from rljob_trainer.processes import ProcessTree, end
+from rljob_trainer.processes import ProcessTree, end, piped
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +95,7 @@ class Child:
         command = (sys.executable, "-u", "-m", module, *arguments)  # a killed process would lose buffered prints
         family = ProcessTree()
         environment = _environment() | dict(variables or {}) | family.environment
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, env=environment, limit=LINE_LIMIT, start_new_session=True
-        )
+        process = await piped(command, environment, LINE_LIMIT)
         family.lead(process.pid)
         return cls(process, family)
 
