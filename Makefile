@@ -141,6 +141,7 @@ generate: setup ## Write the CRD, known keys, reference pages and pictures again
 	cp crds/rljob.yaml charts/rljob/files/rljob.yaml
 	$(PY) -m rljob_api.schema.files editor docs/reference/rljob.schema.json
 	$(PY) -m rljob_api.schema.files rights charts/rljob/files/backends.yaml
+	$(PY) -m rljob_api.schema.files advice charts/rljob/files/advice.yaml
 	$(PY) charts/values_reference.py charts/rljob/values.schema.json docs/reference/values.md charts/rljob/README.md
 	$(PY) -m rljob_api.schema.files chart charts/rljob-job/values.schema.json
 	$(PY) gitops/argocd/config_map.py gitops/argocd/argocd-cm.yaml
@@ -157,6 +158,7 @@ generate-check: setup ## Fail when a generated file has drifted
 	@tmp=$$(mktemp -d) && trap 'rm -rf $$tmp' EXIT && \
 	$(PY) -m rljob_api.schema.crd $$tmp/crd && diff -u crds/rljob.yaml $$tmp/crd && diff -u crds/rljob.yaml charts/rljob/files/rljob.yaml && \
 	$(PY) -m rljob_api.schema.files rights $$tmp/backends && diff -u charts/rljob/files/backends.yaml $$tmp/backends && \
+	$(PY) -m rljob_api.schema.files advice $$tmp/advice && diff -u charts/rljob/files/advice.yaml $$tmp/advice && \
 	mkdir $$tmp/reference && $(PY) -m rljob_api.schema.files editor $$tmp/reference/rljob.schema.json && $(PY) -m rljob_api.schema.docs $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
 	$(PY) -m rljob_operator.reference $$tmp/reference/operator-metrics.md && \
 	$(PY) -m rljob_trainer.reference $$tmp/reference/trainer.md && $(PY) -m rljob_import.reference $$tmp/reference/import.md && \

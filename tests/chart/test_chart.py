@@ -40,8 +40,10 @@ def test_the_chart_installs_these_objects() -> None:
         ("RoleBinding", "rljob-lease"),
         ("Service", "rljob"),
         ("ServiceAccount", "rljob"),
+        ("ValidatingAdmissionPolicy", "rljob-system-rljob-advice"),
         ("ValidatingAdmissionPolicy", "rljob-system-rljob-own-objects"),
         ("ValidatingAdmissionPolicy", "rljob-system-rljob-own-report"),
+        ("ValidatingAdmissionPolicyBinding", "rljob-system-rljob-advice"),
         ("ValidatingAdmissionPolicyBinding", "rljob-system-rljob-own-objects"),
         ("ValidatingAdmissionPolicyBinding", "rljob-system-rljob-own-report"),
     ]

@@ -1,6 +1,7 @@
 """Values that are allowed and almost surely a mistake, such as a clip bound of 1.28 where 0.28 is meant. They are said, and never refused.
 
-A window is wide: no recipe, and no published setting that an importer reads, lies outside. A default is never looked at.
+A window is wide: no recipe, and no published setting that an importer reads, lies outside. Defaults lie inside. `advice` says them of a spec, and
+`warnings` has the API server say them as a manifest is applied.
 """
 
 import re
@@ -26,6 +27,8 @@ class Window:
     reason: str
     """What a value outside does."""
     fix: str
+    is_size: bool = False
+    """Bytes, which a spec has as a text with a unit."""
 
 
 ANY = float("inf")
@@ -47,7 +50,9 @@ SAMPLING = {
     "topP": Window(0.1, 1, "almost every token but the likeliest is left out", "set temperature: 0 for the likeliest token"),
     "maxTokens": Window(1, 10**6, "no response of such a length is known", "lower it"),
 }  # fmt: skip
-SHARED = Window(64 * MEBI, ANY, "NCCL and vLLM exchange in it, and fail where it is full", "1Gi is the default")
+SHARED = Window(
+    64 * MEBI, ANY, "NCCL and vLLM exchange in it, and fail where it is full", "1Gi is the default", is_size=True
+)
 WINDOWS: Mapping[str, Window] = {
     **{f"train.optimizer.{key}": window for key, window in OPTIMIZER.items()},
     **{f"critic.optimizer.{key}": window for key, window in OPTIMIZER.items()},
@@ -99,12 +104,39 @@ def advice(spec: RLJobSpec) -> Iterator[Violation]:
         if number is None or window.low <= number <= window.high:
             continue
         side, bound = ("below", window.low) if number < window.low else ("above", window.high)
-        shown = _size(bound) if isinstance(value, str) else f"{bound:,g}"
-        yield Violation(f"spec.{path}", as_written(value), f"is {side} {shown}: {window.reason}", window.fix)
+        rule = f"is {side} {_shown(bound, window)}: {window.reason}"
+        yield Violation(f"spec.{path}", as_written(value), rule, window.fix)
 
 
-def _size(count: float) -> str:
-    return show(round(count) * 1000)
+def warnings() -> Iterator[dict[str, str]]:
+    """The windows as validations of a ValidatingAdmissionPolicy, in CEL. `object` is an RLJob."""
+    for path, window in WINDOWS.items():
+        low, high = _shown(window.low, window), _shown(window.high, window)
+        outside = f"below {low}" if window.high == ANY else f"outside {low} to {high}"
+        message = f"spec.{path}: a value {outside} is almost surely a mistake: {window.reason}; {window.fix}"
+        cispo = 'object.spec.?algorithm.?loss.orValue("") == "cispo" || ' if path.startswith(CLIPS) else ""
+        yield {"expression": cispo + _is_inside(path, window), "message": message}
+
+
+def _is_inside(path: str, window: Window) -> str:
+    """True also for a field that is not set."""
+    if window.is_size:
+        inside = f'!quantity(v).isLessThan(quantity("{_shown(window.low, window)}"))'
+    else:
+        inside = f"double(v) >= {float(window.low)}" + (
+            f" && double(v) <= {float(window.high)}" if window.high < ANY else ""
+        )
+    items, _, field = path.rpartition("[].")
+    value = f"{'e' if items else 'object.spec'}{_optional(field)}.optMap(v, {inside}).orValue(true)"
+    return f"object.spec{_optional(items)}.orValue([]).all(e, {value})" if items else value
+
+
+def _optional(path: str) -> str:
+    return "".join(f".?{name}" for name in path.split("."))
+
+
+def _shown(bound: float, window: Window) -> str:
+    return show(round(bound) * 1000) if window.is_size and bound < ANY else f"{bound:,g}"
 
 
 def _number(value: Any) -> float | None:
