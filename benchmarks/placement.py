@@ -1,4 +1,5 @@
-"""Processor time of one plan (it has one thread): gangs of up to 256 pods on up to 1,000 nodes of which two in five are taken.
+"""Processor time of one plan (it has one thread): gangs of up to 256 pods on up to 1,000 nodes of which two in five are taken, and the largest gang
+that a job may have on 2,000 free nodes.
 
 python -m benchmarks.placement
 """
@@ -18,9 +19,10 @@ RACK, BLOCK = 16, 128
 
 def main() -> None:
     print("| nodes | trainers | rollouts | stages | plan, ms | costs looked up |\n|---|---|---|---|---|---|")
-    for nodes, trainers, rollouts in ((100, 14, 2), (400, 56, 8), (1000, 224, 32)):
+    for nodes, trainers, rollouts in ((100, 14, 2), (400, 56, 8), (1000, 224, 32), (2000, 1024, 3072)):
         for pipeline in (1, 4, 8) if trainers % 8 == 0 else (1, 2):
-            where, what = cluster(nodes, nodes * 2 // 5, Random(1)), gang(trainers, rollouts, pipeline)
+            busy, gpus = (nodes * 2 // 5, 8) if nodes < 2000 else (0, 2)
+            where, what = cluster(nodes, busy, Random(1)), gang(trainers, rollouts, pipeline, gpus)
             start = time.process_time()
             found = plan(where, what)
             ms = 1000 * (time.process_time() - start)
@@ -45,8 +47,8 @@ def _node(i: int) -> dict[str, object]:
     }
 
 
-def gang(trainers: int, rollouts: int, pipeline: int) -> Gang:
-    """Pods of a whole node each, tensor parallel 8."""
+def gang(trainers: int, rollouts: int, pipeline: int, gpus: int = 8) -> Gang:
+    """Trainers of a whole node each, tensor parallel 8, and rollouts of so many GPUs."""
     parallelism = {"tensor": 8, "pipeline": pipeline}
     spec = {
         "model": {"path": "/data/model"},
@@ -54,7 +56,7 @@ def gang(trainers: int, rollouts: int, pipeline: int) -> Gang:
         "rewards": [{"rule": "number"}],
         "train": {"steps": 1, "promptsPerStep": 512, "samplesPerPrompt": 16},
         "trainer": {"nodes": trainers, "processesPerNode": 8, "parallelism": parallelism},
-        "rollout": {"replicas": rollouts, "minReplicas": rollouts, "tensorParallel": 8},
+        "rollout": {"replicas": rollouts, "minReplicas": rollouts, "tensorParallel": gpus},
         "checkpoint": {"path": "/data/run"},
         "scheduling": {"backend": "builtin", "topologyLevels": ["block", "rack"]},
         "image": "trainer",

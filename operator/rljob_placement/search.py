@@ -1,7 +1,6 @@
 """Finds a node for every trainer and every rollout of the minimum, all or nothing, and for as many further rollouts as fit.
 
-A placement is improved: two pods are exchanged, or one is moved, as long as that lowers the cost (Kernighan and Lin 1970, with single exchanges). For
-small gangs, branch and bound then finds the best placement, if it ends within its limit.
+Starting points (start.py) are improved (improve.py). For small gangs, branch and bound then finds the best placement, if it ends within its limit.
 """
 
 from collections import Counter
@@ -12,94 +11,15 @@ from rljob_api import names
 from rljob_placement.cluster import Cluster
 from rljob_placement.explain import why
 from rljob_placement.gang import Gang, Placement, Stay
+from rljob_placement.improve import improve
+from rljob_placement.nearest import NearestNodes
 from rljob_placement.space import PlacementProblem, Places, Space, space
-from rljob_placement.start import nearest, starts
+from rljob_placement.start import starts
 
-ALL_PAIRS = 48
-"""Largest gang, in pods, for which every exchange is tried. In a larger one, only those that bring a pod near one that it exchanges bytes with."""
-NEIGHBOURS = 8
-"""Exchanges that are tried for a pod of a larger gang, for each domain of a pod that it exchanges bytes with."""
-EPSILON = 1e-9
-"""Smallest relative gain that counts."""
 LARGEST = 10
 """Largest gang, in pods, that is searched exactly."""
 BRANCHES = 20_000
 """Branches after which the exact search ends."""
-
-
-def improve(places: Places, limit: int) -> None:
-    """Improves `places` in place, until nothing helps or the problem has looked up `limit` costs."""
-    problem = places.problem
-    better = True
-    while better and problem.looked < limit:
-        better = False
-        for pod in range(problem.pods):
-            if problem.looked >= limit:
-                return
-            better |= _improve(places, pod)
-
-
-def _improve(places: Places, pod: int) -> bool:
-    if pod in places.problem.fixed or not places.problem.at(pod, places.of[pod], places.of):
-        return False
-    better = _move(places, pod)
-    for other in _partners(places, pod):
-        better |= _exchange(places, pod, other)
-    return better
-
-
-def _partners(places: Places, pod: int) -> Iterator[int]:
-    """Pods of the same kind with which exchanges are tried."""
-    problem = places.problem
-    kind = range(problem.trainers) if problem.is_trainer(pod) else range(problem.trainers, problem.pods)
-    free = (other for other in kind if other != pod and other not in problem.fixed)
-    if problem.pods <= ALL_PAIRS:
-        yield from free
-        return
-    paths = problem.space.paths
-    wanted = {paths[places.of[other]]: NEIGHBOURS for other, _ in problem.near[pod]}
-    wanted.pop(paths[places.of[pod]], None)
-    for other in free:
-        left = wanted.get(paths[places.of[other]], 0)
-        if left:
-            wanted[paths[places.of[other]]] = left - 1
-            yield other
-
-
-def _exchange(places: Places, one: int, other: int) -> bool:
-    problem, of = places.problem, places.of
-    a, b = of[one], of[other]
-    if a == b:
-        return False
-    before = problem.at(one, a, of, but=other) + problem.at(other, b, of, but=one)
-    after = problem.at(one, b, of, but=other) + problem.at(other, a, of, but=one)
-    if after >= before * (1 - EPSILON):
-        return False
-    of[one], of[other] = b, a
-    return True
-
-
-def _move(places: Places, pod: int) -> bool:
-    """Moves a pod to the best node with capacity. Of nodes in the same domain only one is tried."""
-    problem = places.problem
-    if not places.may_leave(pod):
-        return False
-    start = places.take(pod)
-    used = {places.of[other] for other, _ in problem.near[pod]}
-    wanted = {problem.space.paths[n] for n in used if n >= 0}
-    best, chosen = problem.at(pod, start, places.of) * (1 - EPSILON), start
-    tried: set[tuple[str, ...]] = set()
-    for n, path in enumerate(problem.space.paths):
-        if (path in tried and n not in used) or (path not in wanted and problem.pods > ALL_PAIRS):
-            continue
-        if n == start or not places.has_capacity(pod, n):
-            continue
-        tried.add(path)
-        cost = problem.at(pod, n, places.of)
-        if cost < best:
-            best, chosen = cost, n
-    places.put(pod, chosen)
-    return chosen != start
 
 
 @dataclass(slots=True)
@@ -213,7 +133,7 @@ def _best(problem: PlacementProblem, candidates: list[Places]) -> Places:
 
 def _further(places: Places, gang: Gang, s: Space, stays: Mapping[int, str]) -> list[str]:
     """Nodes of all rollouts: those of the minimum, those that stay, and each further one as near to rank 0 as it fits; empty: it does not."""
-    problem = places.problem
+    problem, nearest = places.problem, NearestNodes(places)
     nodes = [s.nodes[n].name for n in places.of[gang.trainers :]]
     for i in range(gang.minimum, gang.rollouts):
         problem.near.append([(0, 1.0)])
@@ -222,5 +142,5 @@ def _further(places: Places, gang: Gang, s: Space, stays: Mapping[int, str]) -> 
         if i in stays:
             nodes.append(stays[i])
         else:
-            nodes.append(s.nodes[places.of[-1]].name if nearest(places, problem.pods - 1) else "")
+            nodes.append(s.nodes[places.of[-1]].name if nearest.put(problem.pods - 1) else "")
     return nodes

@@ -39,6 +39,8 @@ class Space:
     """The whole cluster."""
     levels: list[list[Domain]]
     """Domains by level, widest first, nodes last."""
+    chains: list[list[Domain]] = field(default_factory=list)
+    """The domains that hold each node, from the whole cluster to the node itself."""
     _apart: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = field(default_factory=dict)
 
     def apart(self, one: int, other: int) -> int:
@@ -112,12 +114,14 @@ def _grow_tree(s: Space, depth: int) -> None:
     for n, path in enumerate(s.paths):
         chain = [path[: i + 1] for i in range(depth)] + [(*path, s.nodes[n].name, "")]
         parent = s.tree
+        s.chains.append([])
         for level, key in enumerate([(), *chain]):
             if key not in known:
                 known[key] = Domain("/".join(part for part in key if part))
                 parent.children.append(known[key])
                 s.levels[level - 1].append(known[key])
             parent = known[key]
+            s.chains[n].append(parent)
             parent.nodes.append(n)
             parent.capacity += len(s.capacity[n]) - 1
             parent.kept += s.kept[n]

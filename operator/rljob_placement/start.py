@@ -2,7 +2,10 @@
 
 import heapq
 from collections.abc import Iterator
+from itertools import accumulate
 
+from rljob_placement.nearest import NearestNodes
+from rljob_placement.quotas import quotas
 from rljob_placement.space import Domain, PlacementProblem, Places, Space
 
 TIGHTEST = 3
@@ -69,21 +72,22 @@ def _share(s: Space, domain: Domain, wanted: int, unit: int, taken: list[int]) -
     usable = {id(d): d.capacity // unit * unit for d in domain.children}
     if sum(usable.values()) < wanted:
         usable = {id(d): d.capacity for d in domain.children}
-    left = [d for d in domain.children if d.capacity]
-    while wanted:
-        chosen = _next(left, usable, wanted)
-        count = min(wanted, usable[id(chosen)])
+    for chosen, count in _chosen(domain.children, usable, wanted):
         _share(s, chosen, count, unit, taken)
-        left.remove(chosen)
-        wanted -= count
 
 
-def _next(left: list[Domain], usable: dict[int, int], wanted: int) -> Domain:
-    """The domain with the least capacity that holds all that is wanted, else the one with most; those where pods stay come first."""
-    whole = [d for d in left if usable[id(d)] >= wanted]
-    if whole:
-        return min(whole, key=lambda d: (-d.kept, d.capacity))
-    return max(left, key=lambda d: (d.kept > 0, usable[id(d)]))
+def _chosen(domains: list[Domain], usable: dict[int, int], wanted: int) -> Iterator[tuple[Domain, int]]:
+    """Domains, and how many of the wanted trainers go to each: those with most that is usable, until one holds all that are left. Of those that do,
+    the one with the least capacity. Domains where pods stay come first."""
+    order = sorted((d for d in domains if d.capacity), key=lambda d: (not d.kept, -usable[id(d)]))
+    most = [*accumulate((usable[id(d)] for d in reversed(order)), max)][::-1]
+    for i, domain in enumerate(order):
+        if most[i] >= wanted:
+            whole = (d for d in order[i:] if usable[id(d)] >= wanted)
+            yield min(whole, key=lambda d: (-d.kept, d.capacity)), wanted
+            return
+        yield domain, usable[id(domain)]
+        wanted -= usable[id(domain)]
 
 
 def _orders(problem: PlacementProblem) -> list[list[int]]:
@@ -119,8 +123,9 @@ def _grown(problem: PlacementProblem) -> list[int]:
 def _fill(problem: PlacementProblem, slots: tuple[int, ...], order: list[int]) -> Places | None:
     """Puts trainers into the slots, then each rollout as near as it fits; None: one does not fit."""
     places = _with_trainers(problem, slots, order)
+    nearest = NearestNodes(places)
     for pod in range(problem.trainers, problem.pods):
-        if places.of[pod] < 0 and not nearest(places, pod):
+        if places.of[pod] < 0 and not nearest.put(pod):
             return None
     return places
 
@@ -130,62 +135,3 @@ def _with_trainers(problem: PlacementProblem, slots: tuple[int, ...], order: lis
     for rank, node in zip(order, slots, strict=True):
         places.put(rank, node)
     return places
-
-
-def nearest(places: Places, pod: int) -> bool:
-    """Puts a pod on the node where its links cost least; of equal ones, where least capacity is left. False: it fits nowhere."""
-    problem = places.problem
-    best: tuple[float, int, int] | None = None
-    costs: dict[tuple[str, ...], float] = {}
-    used = {places.of[other] for other, _ in problem.near[pod]}
-    for n, path in enumerate(problem.space.paths):
-        if not places.has_capacity(pod, n):
-            continue
-        cost = costs.get(path) if n not in used else problem.at(pod, n, places.of)
-        if cost is None:
-            cost = costs[path] = problem.at(pod, n, places.of)
-        left = problem.space.capacity[n][0] - places.rollouts.get(n, 0) - places.trainers.get(n, 0)
-        if best is None or (cost, left) < best[:2]:
-            best = (cost, left, n)
-    if best is None:
-        return False
-    places.put(pod, best[2])
-    return True
-
-
-def quotas(problem: PlacementProblem) -> list[tuple[int, int]] | None:
-    """Numbers of further trainers and rollouts by node, so that all fit; None: they do not. For the rare cluster on which filling greedily fails.
-
-    Dynamic programming over nodes: best[a] is the largest number of rollouts that fit alongside `a` trainers on the nodes so far. Nodes that hold
-    only one of the two kinds are counted, not searched.
-    """
-    s = problem.space
-    trainers = problem.loose - sum(s.kept)
-    rollouts = sum(pod not in problem.fixed for pod in range(problem.trainers, problem.pods))
-    if sum(len(r) - 1 for r in s.capacity) < trainers or sum(r[0] for r in s.capacity) < rollouts:
-        return None
-    best: list[int] = [0] + [-1] * trainers
-    chosen: list[list[int]] = []
-    for row in s.capacity:
-        best, choice = _with_node(best, row)
-        chosen.append(choice)
-    if best[trainers] < rollouts:
-        return None
-    counts, left = [(0, 0)] * len(s.capacity), trainers
-    for n in reversed(range(len(s.capacity))):
-        count = chosen[n][left]
-        counts[n], left = (count, s.capacity[n][count]), left - count
-    return counts
-
-
-def _with_node(best: list[int], row: list[int]) -> tuple[list[int], list[int]]:
-    """`best` with one more node, and the number of trainers on that node for each total."""
-    if len(row) == 1:
-        return [b + row[0] if b >= 0 else b for b in best], [0] * len(best)
-    new, choice = [-1] * len(best), [0] * len(best)
-    for total in range(len(best)):
-        for here in range(min(total, len(row) - 1) + 1):
-            before = best[total - here]
-            if before >= 0 and before + row[here] > new[total]:
-                new[total], choice[total] = before + row[here], here
-    return new, choice
