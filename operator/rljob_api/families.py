@@ -216,7 +216,6 @@ FAMILIES = {
             rotations=("default", "yarn"),
             latent=True,
             adapters=("linear_proj",),
-            servers=("gpu",),
             values={
                 "topk_method": ("greedy",),
                 "n_group": (1,),
@@ -232,7 +231,6 @@ FAMILIES = {
             rotations=("default", "yarn"),
             latent=True,
             adapters=("linear_proj",),
-            servers=("gpu",),
             multi_token=True,
             values={
                 "topk_method": ("noaux_tc",),

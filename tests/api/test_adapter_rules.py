@@ -127,7 +127,7 @@ def test_latent_attention_has_adapters_of_its_output_and_the_message_names_no_pa
 
 @pytest.mark.parametrize(
     ("kind", "sync", "refused"),
-    [("deepseek_v2", "adapters", 1), ("deepseek_v2", "merged", 0), ("qwen3_moe", "adapters", 0)],
+    [("gpt_oss", "adapters", 1), ("gpt_oss", "merged", 0), ("qwen3_moe", "adapters", 0)],
 )
 def test_adapters_come_alone_only_to_servers_of_families_that_were_tested_with_them(
     kind: str, sync: str, refused: int

@@ -25,7 +25,7 @@ LATENT = DENSE | {
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 33,
     "num_key_value_heads": 3,
-    "kv_lora_rank": 16,
+    "kv_lora_rank": 512,
 }
 HYBRID = DENSE | {
     "model_type": "qwen3_5_text",
@@ -200,11 +200,22 @@ def test_a_language_model_in_a_section_of_its_own_keeps_the_rules() -> None:
 
 
 def test_nothing_is_generated_on_a_device_where_that_is_not_proven() -> None:
-    latent = {"model_type": "deepseek_v2", "vocab_size": 101}
-    (found,) = (v for v in model_violations(make_spec(), latent) if v.field == M and v.rule.startswith("nothing shows"))
-    assert found.rule == "nothing shows that vLLM generates with deepseek_v2 on a cpu as it is trained"
+    biased = {"model_type": "gpt_oss", "vocab_size": 101}
+    (found,) = (v for v in model_violations(make_spec(), biased) if v.field == M and v.rule.startswith("nothing shows"))
+    assert found.rule == "nothing shows that vLLM generates with gpt_oss on a cpu as it is trained"
     assert found.fix == "set spec.trainer.device: gpu, or set spec.task to sft, dpo or pretrain"
-    assert not [v for v in model_violations(make_spec(trainer={"device": "gpu"}), latent) if v.rule == found.rule]
+    assert not [v for v in model_violations(make_spec(trainer={"device": "gpu"}), biased) if v.rule == found.rule]
+
+
+def test_latents_of_another_width_are_generated_with_on_gpus_alone() -> None:
+    narrow = {"model_type": "deepseek_v2", "kv_lora_rank": 32, "qk_rope_head_dim": 64, "vocab_size": 101}
+    (found,) = model_violations(make_spec(), narrow)
+    assert str(found) == (
+        "spec.model.path = /data/model: vLLM's CPU build computes latent attention with kv_lora_rank = 512 only, and the model has 32; set "
+        "spec.trainer.device: gpu, or set spec.task to sft, dpo or pretrain"
+    )
+    assert list(model_violations(make_spec(trainer={"device": "gpu"}), narrow)) == []
+    assert list(model_violations(make_spec(), narrow | {"kv_lora_rank": 512})) == []
 
 
 def test_modules_of_experts_are_recomputed_in_models_that_have_some() -> None:

@@ -4,6 +4,7 @@ task data evaluation              what is learnt, from what or whom, and how it 
 algorithm rollout rewards         how it is learnt: losses, generation, rewards, teachers, workers
 servers environments              the pods and GPUs of a vLLM server; sandboxes of agents
 layout keys lora vision model     ranks, which rules judge by their settings, and models; `model` needs the model's config.json
+served_model widths               what of a model its servers compute, and what divides it
 gangs                             the rules of ranks for models on gangs of their own
 pods references volumes scheduling pods, what they read, and where they run
 advice                            what is allowed, and almost surely a mistake

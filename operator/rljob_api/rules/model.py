@@ -11,7 +11,6 @@ from rljob_api.families import (
     Refusal,
     family_of,
     has_delta_nets,
-    has_latent_attention,
     language_of,
     rope_of,
 )
@@ -20,9 +19,10 @@ from rljob_api.rules.keys import TRANSFORMER
 from rljob_api.rules.layout import JudgedRanks, unfit_module
 from rljob_api.rules.lora import adapter_violations
 from rljob_api.rules.rollout import tool_parser_violations
+from rljob_api.rules.served_model import server_violations
 from rljob_api.rules.speculation import speculation_violations
 from rljob_api.rules.vision import vision_violations
-from rljob_api.sizing.replica import longest_context
+from rljob_api.rules.widths import feed_forward, heads_of, indivisible, unshared
 from rljob_api.sizing.shape import experts_of
 from rljob_api.sizing.split import Unsplit, split
 from rljob_api.spec import RLJobSpec
@@ -37,8 +37,6 @@ UNFIT = {
 """Modules that only models with, or without, experts have."""
 REPLAYED_EXPERTS = 2**15
 """Largest number of experts for router replay: the index of an expert is stored in two bytes at most, with a sign."""
-LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-"""vLLM's environment variable that allows more positions than the model's config.json has."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The only frequencies of this rope scaling that megatron-core has (core/models/common/embeddings/rotary_pos_embedding.py, `_apply_scaling`)."""
 
@@ -72,7 +70,7 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
     yield from tool_parser_violations(spec, config)
     yield from speculation_violations(spec, config)
     if not spec.train.batches.replay:
-        yield from _server_violations(spec, config)
+        yield from server_violations(spec, config)
 
 
 def _value_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
@@ -132,24 +130,24 @@ def _groups_of_experts(config: dict[str, Any]) -> bool:
 def _width_violations(ranks: JudgedRanks, config: dict[str, Any]) -> Iterator[Violation]:
     """Heads and matrices over tensor-parallel ranks. Vocabularies are padded, so they always divide."""
     layout = ranks.layout
-    heads, groups = _heads(config)
+    heads, groups = heads_of(config)
     if heads and heads % layout.tensor:
-        yield _indivisible(ranks.at(f"{SIZES}.tensor"), layout.tensor, "num_attention_heads", heads)
+        yield indivisible(ranks.at(f"{SIZES}.tensor"), layout.tensor, "num_attention_heads", heads)
     if groups and groups % layout.tensor and layout.tensor % groups:
-        yield _unshared(ranks.at(f"{SIZES}.tensor"), layout.tensor, groups)
+        yield unshared(ranks.at(f"{SIZES}.tensor"), layout.tensor, groups)
     for key in ("linear_num_key_heads", "linear_num_value_heads") if has_delta_nets(config) else ():
         yield from _uncut(ranks, key, config.get(key) or 0)
-    for key, width, is_expert in _feed_forward(config):
+    for key, width, is_expert in feed_forward(config):
         name, size = ("expertTensor", layout.expert_tensor) if is_expert else ("tensor", layout.tensor)
         if width % size:
-            yield _indivisible(ranks.at(f"{SIZES}.{name}"), size, key, width)
+            yield indivisible(ranks.at(f"{SIZES}.{name}"), size, key, width)
 
 
 def _uncut(ranks: JudgedRanks, key: str, heads: int) -> Iterator[Violation]:
     """Heads of delta nets, which tensor-parallel ranks divide, and then context-parallel ones."""
     tensor, context = ranks.layout.tensor, ranks.layout.context
     if heads % tensor:
-        yield _indivisible(ranks.at(f"{SIZES}.tensor"), tensor, key, heads)
+        yield indivisible(ranks.at(f"{SIZES}.tensor"), tensor, key, heads)
     elif heads // tensor % context:
         rule = f"{key} = {heads} of the model, {heads // tensor} on each of {tensor} tensor-parallel ranks, is not divisible by it"
         yield Violation(ranks.at(f"{SIZES}.context"), str(context), rule, f"choose a divisor of {heads // tensor}")
@@ -185,7 +183,7 @@ def _expert_violations(ranks: JudgedRanks, config: dict[str, Any]) -> Iterator[V
     """Experts over expert-parallel ranks; nothing about experts in a model without."""
     layout, p, experts = ranks.layout, ranks.settings.parallelism, experts_of(config)
     if experts and experts % layout.expert:
-        yield _indivisible(ranks.at(f"{SIZES}.expert"), layout.expert, "the number of experts", experts)
+        yield indivisible(ranks.at(f"{SIZES}.expert"), layout.expert, "the number of experts", experts)
     if experts and layout.expert_tensor > 1 and _are_whole(config):
         rule = f"the experts of {config['model_type']} are not cut"
         yield Violation(ranks.at(f"{SIZES}.expertTensor"), str(layout.expert_tensor), rule, "set 1")
@@ -229,109 +227,3 @@ def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterat
 def _are_whole(config: dict[str, Any]) -> bool:
     family = family_of(config)
     return family is not None and family.whole_experts
-
-
-def _state_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """vLLM computes gated delta nets by Triton, FlashInfer or CuTe, as the GPU and what is installed allow."""
-    key, wanted = "gdn-prefill-backend", "triton"
-    value = spec.rollout.vllm_args.get(key)
-    if value != wanted:
-        rule = "the log-probabilities of gated delta nets were compared with vLLM's kernels for Triton only"
-        yield Violation(f"spec.rollout.vllmArgs.{key}", as_written(value) if value else "unset", rule, f"set {wanted}")
-
-
-def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """What vLLM 0.32 refuses when a server starts: heads and matrices over its GPUs, and positions that the model does not have."""
-    rollout, field = spec.rollout, "spec.rollout.tensorParallel"
-    if spec.supervised:
-        return
-    family = family_of(config)
-    if family and spec.trainer.device not in family.servers:
-        rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
-        elsewhere = f"set spec.trainer.device: {family.servers[0]}, or " if family.servers else ""
-        fix = f"{elsewhere}set spec.task to sft, dpo or pretrain"
-        yield Violation("spec.model.path", spec.model.path, rule, fix)
-    elif family and family.states:
-        yield from _state_violations(spec)
-    heads, groups = _heads(config)
-    if heads and heads % rollout.tensor_parallel:
-        yield _indivisible(field, rollout.tensor_parallel, "num_attention_heads", heads)
-    elif groups and groups % rollout.tensor_parallel and rollout.tensor_parallel % groups:
-        yield _unshared(field, rollout.tensor_parallel, groups)
-    for key, width, is_expert in _feed_forward(config):
-        if not (is_expert and rollout.expert_parallel) and width % rollout.tensor_parallel:
-            yield _indivisible(field, rollout.tensor_parallel, key, width)
-    layers = config.get("num_hidden_layers")
-    if layers and rollout.pipeline_parallel > layers:
-        rule = f"some stages would have none of the model's num_hidden_layers = {layers}"
-        yield Violation("spec.rollout.pipelineParallel", str(rollout.pipeline_parallel), rule, "set at most that")
-    if rollout.expert_parallel and not experts_of(config):
-        yield Violation("spec.rollout.expertParallel", "true", "the model has no experts", "remove it")
-    elif rollout.expert_parallel and rollout.gpus_sharing_experts > experts_of(config):
-        rule = f"tensorParallel x dataParallel = {rollout.gpus_sharing_experts} GPUs would share {experts_of(config)} experts of the model"
-        yield Violation("spec.rollout.expertParallel", "true", rule, "lower one of them")
-    if rollout.data_parallel > 1 and not experts_of(config):
-        rule = "the model has no experts, so copies of it would share nothing"
-        yield Violation("spec.rollout.dataParallel", str(rollout.data_parallel), rule, "raise spec.rollout.replicas")
-    yield from _context_violations(spec, config)
-
-
-def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """vLLM 0.32's `_get_and_verify_max_len` (vllm/config/model.py)."""
-    positions = _positions(config)
-    longest = longest_context(spec)
-    pods = spec.trainer if spec.rollout.placement == "colocated" else spec.rollout
-    if any(v.name == LONGER for v in (*spec.env, *pods.template.env)) or "hf-overrides" in spec.rollout.vllm_args:
-        return
-    if not positions or longest <= positions:
-        return
-    yield Violation(
-        spec.longest_response_field,
-        str(spec.longest_response),
-        f"the longest prompt and response, also in evaluation, have {longest} tokens, and the model has {positions:g} positions",
-        f"lower it, spec.data.maxPromptTokens or maxTokens in spec.evaluation, or set {LONGER} in spec.env",
-    )
-
-
-def _positions(config: dict[str, Any]) -> float:
-    """Number of positions that vLLM gives the model: those of its config.json, which with yarn are already scaled; 0: not known."""
-    rope_type, rope = rope_of(config)
-    trained, factor = config.get("max_position_embeddings") or 0, rope.get("factor") or 1
-    return trained * (factor if rope_type == "linear" else 1)
-
-
-def _heads(config: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Heads of queries, and of keys and values: with multi-latent attention each head has its own."""
-    heads = config.get("num_attention_heads")
-    return heads, heads if has_latent_attention(config) else config.get("num_key_value_heads") or heads
-
-
-def _feed_forward(config: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
-    """Key and width of the feed-forward matrices, and whether they are an expert's; where there are experts also those of the shared experts and of
-    layers without."""
-    if not experts_of(config):
-        yield "intermediate_size", config.get("intermediate_size") or 0, False
-        return
-    key = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
-    width = config.get(key) or 0
-    yield key, width, True
-    if shared := config.get("n_shared_experts"):
-        yield "moe_intermediate_size * n_shared_experts", width * shared, False
-    if shared := config.get("shared_expert_intermediate_size"):
-        yield "shared_expert_intermediate_size", shared, False
-    if config.get("first_k_dense_replace"):
-        yield "intermediate_size", config.get("intermediate_size") or 0, False
-
-
-def _unshared(field: str, size: int, groups: int) -> Violation:
-    rule = f"num_key_value_heads = {groups} of the model must be a multiple or a divisor of it"
-    return Violation(field, str(size), rule, f"choose a divisor or a multiple of {groups}")
-
-
-def _indivisible(field: str, size: int, key: str, value: int) -> Violation:
-    return Violation(
-        field,
-        str(size),
-        f"{key} = {value} of the model is not divisible by it",
-        f"choose a divisor of {value}",
-    )

@@ -78,12 +78,13 @@ HYBRID_EXPERTS = HYBRID | {
 }
 LATENT = SHARED | {
     "num_key_value_heads": 4,
-    "kv_lora_rank": 32,
+    "kv_lora_rank": 512,
     "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
+    "qk_rope_head_dim": 64,
     "v_head_dim": 24,
     "routed_scaling_factor": 2.5,
 }
+"""The latents and the rotated part are as wide as in all published models: vLLM computes no others on CPUs."""
 V2 = LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False, "n_shared_experts": 2}
 V3 = LATENT | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 TOWER = {

@@ -1,0 +1,99 @@
+"""A model's config.json against the servers that generate with it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rljob_api.families import family_of, has_latent_attention, rope_of
+from rljob_api.rules.engine import Violation
+from rljob_api.rules.widths import feed_forward, heads_of, indivisible, unshared
+from rljob_api.sizing.replica import longest_context
+from rljob_api.sizing.shape import experts_of
+from rljob_api.spec import RLJobSpec
+from rljob_api.type_errors import as_written
+
+LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""vLLM's environment variable that allows more positions than the model's config.json has."""
+CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+"""Those of DeepSeek and Kimi."""
+ELSE = "set spec.task to sft, dpo or pretrain"
+
+
+def server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """What vLLM 0.32 refuses when a server starts: heads and matrices over its GPUs, and positions that the model does not have."""
+    rollout, field = spec.rollout, "spec.rollout.tensorParallel"
+    if spec.supervised:
+        return
+    family = family_of(config)
+    if family and spec.trainer.device not in family.servers:
+        rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
+        elsewhere = f"set spec.trainer.device: {family.servers[0]}, or " if family.servers else ""
+        fix = f"{elsewhere}{ELSE}"
+        yield Violation("spec.model.path", spec.model.path, rule, fix)
+    elif family and family.states:
+        yield from _state_violations(spec)
+    if spec.trainer.device == "cpu" and has_latent_attention(config):
+        yield from _latent_violations(spec, config)
+    heads, groups = heads_of(config)
+    if heads and heads % rollout.tensor_parallel:
+        yield indivisible(field, rollout.tensor_parallel, "num_attention_heads", heads)
+    elif groups and groups % rollout.tensor_parallel and rollout.tensor_parallel % groups:
+        yield unshared(field, rollout.tensor_parallel, groups)
+    for key, width, is_expert in feed_forward(config):
+        if not (is_expert and rollout.expert_parallel) and width % rollout.tensor_parallel:
+            yield indivisible(field, rollout.tensor_parallel, key, width)
+    layers = config.get("num_hidden_layers")
+    if layers and rollout.pipeline_parallel > layers:
+        rule = f"some stages would have none of the model's num_hidden_layers = {layers}"
+        yield Violation("spec.rollout.pipelineParallel", str(rollout.pipeline_parallel), rule, "set at most that")
+    if rollout.expert_parallel and not experts_of(config):
+        yield Violation("spec.rollout.expertParallel", "true", "the model has no experts", "remove it")
+    elif rollout.expert_parallel and rollout.gpus_sharing_experts > experts_of(config):
+        rule = f"tensorParallel x dataParallel = {rollout.gpus_sharing_experts} GPUs would share {experts_of(config)} experts of the model"
+        yield Violation("spec.rollout.expertParallel", "true", rule, "lower one of them")
+    if rollout.data_parallel > 1 and not experts_of(config):
+        rule = "the model has no experts, so copies of it would share nothing"
+        yield Violation("spec.rollout.dataParallel", str(rollout.data_parallel), rule, "raise spec.rollout.replicas")
+    yield from _context_violations(spec, config)
+
+
+def _state_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """vLLM computes gated delta nets by Triton, FlashInfer or CuTe, as the GPU and what is installed allow."""
+    key, wanted = "gdn-prefill-backend", "triton"
+    value = spec.rollout.vllm_args.get(key)
+    if value != wanted:
+        rule = "the log-probabilities of gated delta nets were compared with vLLM's kernels for Triton only"
+        yield Violation(f"spec.rollout.vllmArgs.{key}", as_written(value) if value else "unset", rule, f"set {wanted}")
+
+
+def _latent_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """vLLM 0.32's kernels of latent attention on CPUs have one width, without which a server ends at its first token."""
+    for key, width in CPU_LATENTS.items():
+        if config.get(key, width) != width:
+            rule = (
+                f"vLLM's CPU build computes latent attention with {key} = {width} only, and the model has {config[key]}"
+            )
+            yield Violation("spec.model.path", spec.model.path, rule, f"set spec.trainer.device: gpu, or {ELSE}")
+
+
+def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """vLLM 0.32's `_get_and_verify_max_len` (vllm/config/model.py)."""
+    positions = _positions(config)
+    longest = longest_context(spec)
+    pods = spec.trainer if spec.rollout.placement == "colocated" else spec.rollout
+    if any(v.name == LONGER for v in (*spec.env, *pods.template.env)) or "hf-overrides" in spec.rollout.vllm_args:
+        return
+    if not positions or longest <= positions:
+        return
+    yield Violation(
+        spec.longest_response_field,
+        str(spec.longest_response),
+        f"the longest prompt and response, also in evaluation, have {longest} tokens, and the model has {positions:g} positions",
+        f"lower it, spec.data.maxPromptTokens or maxTokens in spec.evaluation, or set {LONGER} in spec.env",
+    )
+
+
+def _positions(config: dict[str, Any]) -> float:
+    """Number of positions that vLLM gives the model: those of its config.json, which with yarn are already scaled; 0: not known."""
+    rope_type, rope = rope_of(config)
+    trained, factor = config.get("max_position_embeddings") or 0, rope.get("factor") or 1
+    return trained * (factor if rope_type == "linear" else 1)
