@@ -18,14 +18,13 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-import transformers
 
 from benchmarks import jobs, step, unproven
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from rljob_api.families import FAMILIES
-from trainer.megatron.models import KINDS, SHAPE, random_model
+from trainer.megatron.models import KINDS, SHAPE, config_class, random_model
 
 ROOT = Path(tempfile.gettempdir()) / "rljob-bench-families"
 VOCABULARY = 1024
@@ -123,7 +122,7 @@ def write(directory: Path, kind: str, **changes: int) -> Path:
     values["pad_token_id"] = (
         None  # its embedding is zero, and it is a digit of the prompts: a prompt that begins with it has no gradient
     )
-    config = getattr(transformers, name)(**values)
+    config = config_class(name)(**values)
     random_model(config, seed=1).to(torch.bfloat16).save_pretrained(directory)
     return directory
 

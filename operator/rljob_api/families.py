@@ -241,6 +241,23 @@ FAMILIES = {
             },
             tools="deepseek_v3",
         ),
+        Family(
+            "kimi_k2",
+            "Kimi K2, in bfloat16",
+            EXPERTS,
+            rotations=("yarn",),
+            latent=True,
+            adapters=("linear_proj",),
+            servers=("cpu",),
+            values={
+                "topk_method": ("noaux_tc",),
+                "norm_topk_prob": (True,),
+                "scoring_func": ("sigmoid",),
+                "moe_layer_freq": (1,),
+                "num_nextn_predict_layers": (0,),
+            },
+            tools="kimi_k2",
+        ),
     )
 }
 
@@ -254,11 +271,22 @@ class Refusal(NamedTuple):
 
 
 _SPARSE = Refusal("its sparse attention is not in vLLM's CPU build, with which families are proven")
+_EYES = "its vision tower is not trained"
 _TOWER = Refusal(
-    "its vision tower is not trained",
+    _EYES,
     "save its language model as a directory of its own, with transformers' AutoModelForCausalLM",
 )
-REFUSED = {"glm_moe_dsa": _SPARSE, "deepseek_v32": _SPARSE, "qwen3_5": _TOWER, "qwen3_5_moe": _TOWER}
+_BRIDGE = Refusal("megatron-bridge 0.6.2 cannot convert it")
+REFUSED = {
+    "glm_moe_dsa": _SPARSE,
+    "deepseek_v32": _SPARSE,
+    "qwen3_5": _TOWER,
+    "qwen3_5_moe": _TOWER,
+    "kimi_k25": Refusal(_EYES),
+    "kimi_vl": Refusal(_EYES),
+    "kimi_linear": _BRIDGE,
+    "kimi_k3": _BRIDGE,
+}
 """By `model_type`. Others are no family because nobody has tried them."""
 
 

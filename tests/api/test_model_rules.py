@@ -99,7 +99,7 @@ def test_a_broken_rule_is_found_at_its_field(
     assert text.startswith(rule)
 
 
-@pytest.mark.parametrize("kind", ["kimi_k2", "gpt2"])
+@pytest.mark.parametrize("kind", ["mimo", "gpt2"])
 def test_a_family_that_is_not_proven_is_refused_with_the_list_of_those_that_are(kind: str) -> None:
     (found,) = model_violations(make_spec(), DENSE | {"model_type": kind})
     assert (found.rule, found.fix) == (f"its model_type is {kind}", f"use one of {', '.join(FAMILIES)}")
@@ -118,6 +118,20 @@ def test_a_family_whose_language_model_is_proven_is_refused_with_the_way_to_it(k
     assert found.rule == f"its model_type is {kind}: its vision tower is not trained"
     way = "save its language model as a directory of its own, with transformers' AutoModelForCausalLM"
     assert found.fix == f"{way}, or use one of {', '.join(FAMILIES)}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("kimi_k25", "its vision tower is not trained"),
+        ("kimi_vl", "its vision tower is not trained"),
+        ("kimi_linear", "megatron-bridge 0.6.2 cannot convert it"),
+        ("kimi_k3", "megatron-bridge 0.6.2 cannot convert it"),
+    ],
+)
+def test_relatives_of_kimi_k2_are_refused_with_the_reason(kind: str, reason: str) -> None:
+    (found,) = model_violations(make_spec(), DENSE | {"model_type": kind})
+    assert (found.rule, found.fix) == (f"its model_type is {kind}: {reason}", f"use one of {', '.join(FAMILIES)}")
 
 
 @pytest.mark.parametrize("config", [HYBRID, NEXT | {"num_experts": 6}])

@@ -9,7 +9,7 @@ import transformers
 
 from rljob_api.families import FAMILIES
 from rljob_api.sizing.shape import Shape
-from trainer.megatron.models import kind_of_model
+from trainer.megatron.models import config_class, kind_of_model
 
 EXPERTS = {"num_hidden_layers": 6, "vocab_size": 32000}
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,6 +39,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOssConfig", EXPERTS),
     "deepseek_v2": ("DeepseekV2Config", EXPERTS | {"q_lora_rank": None, "first_k_dense_replace": 1}),
     "deepseek_v3": ("DeepseekV3Config", EXPERTS),
+    "kimi_k2": ("KimiK2Config", EXPERTS),
 }
 """A configuration of each family, of the usual widths."""
 
@@ -46,7 +47,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_parameters_are_those_of_transformers(kind: str) -> None:
     name, more = SIZES[kind]
-    config = getattr(transformers, name)(**more)
+    config = config_class(name)(**more)
     with torch.device("meta"):
         model = kind_of_model(config).from_config(config)
     shape = Shape.of(config.to_dict())

@@ -16,6 +16,7 @@ from api.specs import make_spec
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.trajectory import Segment, Trajectory, appended, sampled
+from trainer.kimi_k2 import taught
 
 SHAPE = {
     "hidden_size": 64,
@@ -87,6 +88,7 @@ LATENT = SHARED | {
 """The latents and the rotated part are as wide as in all published models: vLLM computes no others on CPUs."""
 V2 = LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False, "n_shared_experts": 2}
 V3 = LATENT | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+KIMI_YARN = YARN | {"rope_theta": 50000.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0, "beta_slow": 1.0}
 TOWER = {
     "depth": 2,
     "hidden_size": 32,
@@ -150,6 +152,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2, yarn": ("DeepseekV2Config", V2 | {"rope_parameters": DEEPSEEK_YARN}),
     "deepseek_v3": ("DeepseekV3Config", V3 | {"q_lora_rank": 32, "n_group": 2, "num_nextn_predict_layers": 1}),
     "deepseek_v3, yarn": ("DeepseekV3Config", V3 | {"q_lora_rank": None, "rope_parameters": DEEPSEEK_YARN}),
+    "kimi_k2": ("KimiK2Config", V3 | {"q_lora_rank": 32, "num_nextn_predict_layers": 0, "rope_parameters": KIMI_YARN}),
 }
 """Every family of rljob_api.families, by its model_type, and its variants: the class of its configuration, and what differs from SHAPE."""
 TIED = ("qwen2", "qwen3", "qwen3_vl", "gemma3_text")
@@ -162,14 +165,19 @@ def family_of(kind: str) -> str:
 
 def make_config(kind: str, vocabulary: int = 160, tied: bool = False, **sizes: int) -> Any:
     """transformers' configuration of a tiny model. `sizes`: in place of those in SHAPE."""
-    import transformers
-
     name, more = KINDS[kind]
     text, whole = SHAPE | sizes | more | {"vocab_size": vocabulary}, {"tie_word_embeddings": tied}
     if "vision_config" in more:
         whole |= {key: text.pop(key) for key in VISION_KEYS}
-        return getattr(transformers, name)(text_config=text, **whole)
-    return getattr(transformers, name)(**text, **whole)
+        return config_class(name)(text_config=text, **whole)
+    return config_class(name)(**text, **whole)
+
+
+def config_class(name: str) -> Any:
+    """Of transformers, or Kimi K2's, which transformers does not have."""
+    import transformers
+
+    return getattr(transformers, name, None) or taught(name)
 
 
 def make_model(

@@ -134,6 +134,7 @@ MOE_PARTS = Setting(
 PHI = Setting("Phi-3, LoRA", model="phi3", lora={"rank": 4, "alpha": 8})
 LATENT = Setting("DeepSeek-V3, LoRA", model="deepseek_v3", lora={"rank": 4, "alpha": 8})
 MINIMAX = Setting("MiniMax-M2", model="minimax_m2")
+KIMI = Setting("Kimi K2", model="kimi_k2")
 FULL = {"recompute": {"granularity": "full"}}
 BLOCK = {"recompute": {"granularity": "full", "method": "block", "layers": 1}}
 SELECTIVE = {"recompute": {"granularity": "selective", "modules": ["core_attn", "mlp"]}}
@@ -165,6 +166,7 @@ CASES = [
     Case("EP2, selective recompute", 2, {"expert": 2}, EXPERTS, setting=MOE),
     Case("TP2 with norms of all heads", 2, {"tensor": 2}, setting=MINIMAX),
     Case("TP4 with norms of all heads, two ranks for a head of keys", 4, {"tensor": 4}, setting=MINIMAX),
+    Case("TP2 with latent attention", 2, {"tensor": 2}, setting=KIMI),
     Case("PP3 of 1, 2 and 1 layers, accounted", 3, {"pipeline": 3}, ACCOUNTED),
     Case("TP2 PP2", 4, {"tensor": 2, "pipeline": 2}),
     Case("CP2 TP2", 4, {"context": 2, "tensor": 2}),

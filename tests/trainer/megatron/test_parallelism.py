@@ -25,6 +25,7 @@ ALWAYS = (
     "EP2 with a balanced router",
     "TP2 EP2 ETP1",
     "TP4 with norms of all heads, two ranks for a head of keys",
+    "TP2 with latent attention",
     "PP3 of 1, 2 and 1 layers, accounted",
     "CP2 TP2",
     "EP2 PP2",

@@ -24,6 +24,7 @@ MODULES = (
     "bridge",
     "families",
     "minimax_m2",
+    "kimi_k2",
     "qwen_vl",
     "qwen3_vl",
 )
