@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
-from rljob_api.families import ADAPTED, FAMILIES, Family
+from rljob_api.families import FAMILIES
+from rljob_api.family import ADAPTED, Family
 from rljob_api.rules import validate
 from rljob_api.rules.lora import (
     adapter_violations,

@@ -113,11 +113,15 @@ def test_a_family_with_sparse_attention_is_refused_with_the_reason(kind: str) ->
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
-def test_a_family_whose_language_model_is_proven_is_refused_with_the_way_to_it(kind: str) -> None:
-    (found,) = model_violations(make_spec(), DENSE | {"model_type": kind})
-    assert found.rule == f"its model_type is {kind}: its vision tower is not trained"
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_a_family_that_generates_without_its_tower_alone_is_refused_with_the_way_to_that(
+    device: str, kind: str
+) -> None:
+    (found,) = model_violations(make_spec(trainer={"device": device}), {"model_type": kind})
+    assert found.rule == f"nothing shows that vLLM generates with {kind} on a {device} as it is trained"
     way = "save its language model as a directory of its own, with transformers' AutoModelForCausalLM"
-    assert found.fix == f"{way}, or use one of {', '.join(FAMILIES)}"
+    assert found.fix == f"{way}, or set spec.task to sft, dpo or pretrain"
+    assert FAMILIES[FAMILIES[kind].language].servers
 
 
 @pytest.mark.parametrize(
@@ -196,9 +200,11 @@ def test_images_are_read_and_parts_are_frozen_where_there_is_a_tower() -> None:
     spec = make_spec(data=data, model=frozen, task="sft")
     assert list(model_violations(spec, VISION)) == []
     refused = [(v.field, v.fix) for v in model_violations(spec, DENSE)]
-    fix = "remove it, or use one of qwen2_5_vl, qwen3_vl, qwen3_vl_moe"
+    fix = "remove it, or use one of qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe"
     assert refused == [("spec.data.imageKey", fix), ("spec.model.freeze", fix)]
-    assert [v.fix for v in model_violations(make_spec(data=data), DENSE)] == [fix.removesuffix(", qwen3_vl_moe")]
+    assert [v.fix for v in model_violations(make_spec(data=data), DENSE)] == [
+        fix.removesuffix(", qwen3_vl_moe, qwen3_5, qwen3_5_moe")
+    ]
     whole = make_spec(
         task="sft", model=frozen | {"freeze": ["projector", "vision"]}, trainer={"overlap": {"gradReduce": True}}
     )

@@ -30,6 +30,14 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", {"num_key_value_heads": 8}),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
     "qwen3_next": ("Qwen3NextConfig", {"num_hidden_layers": 8, "vocab_size": 32000}),
+    "qwen3_5": (
+        "Qwen3_5Config",
+        {"text_config": {"num_hidden_layers": 8}, "vision_config": {"out_hidden_size": 4096}},
+    ),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeConfig",
+        {"text_config": {"num_hidden_layers": 8, "vocab_size": 32000}, "vision_config": {"out_hidden_size": 2048}},
+    ),
     "qwen3_5_text": ("Qwen3_5TextConfig", {"num_hidden_layers": 8}),
     "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", {"num_hidden_layers": 8, "vocab_size": 32000}),
     "mixtral": ("MixtralConfig", EXPERTS),

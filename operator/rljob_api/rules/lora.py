@@ -3,7 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from rljob_api.families import ADAPTED, FAMILIES, Family, family_of, targets_of
+from rljob_api.families import FAMILIES, family_of, targets_of
+from rljob_api.family import ADAPTED, Family
 from rljob_api.rules.engine import COLOCATED, RL, SIZES, TENSOR, Check, Rule, Violation, field, present
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LORA_RANKS, LoraSpec

@@ -15,6 +15,7 @@ LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """vLLM's environment variable that allows more positions than the model's config.json has."""
 CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """Those of DeepSeek and Kimi."""
+LANGUAGE = "save its language model as a directory of its own, with transformers' AutoModelForCausalLM"
 ELSE = "set spec.task to sft, dpo or pretrain"
 
 
@@ -27,7 +28,8 @@ def server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
     if family and spec.trainer.device not in family.servers:
         rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
         elsewhere = f"set spec.trainer.device: {family.servers[0]}, or " if family.servers else ""
-        fix = f"{elsewhere}{ELSE}"
+        alone = f"{LANGUAGE}, or " if family.language else ""
+        fix = f"{elsewhere}{alone}{ELSE}"
         yield Violation("spec.model.path", spec.model.path, rule, fix)
     elif family and family.states:
         yield from _state_violations(spec)

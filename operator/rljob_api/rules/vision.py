@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rljob_api.families import FAMILIES, Family, family_of
+from rljob_api.families import FAMILIES, family_of
+from rljob_api.family import Family
 from rljob_api.rules.engine import AGENT, SIZES, Check, Rule, Violation, present
 from rljob_api.spec import RLJobSpec
 

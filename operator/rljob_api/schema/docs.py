@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api import names
-from rljob_api.families import FAMILIES, METHODS, Family
+from rljob_api.families import FAMILIES
+from rljob_api.family import METHODS, Family
 from rljob_api.metrics import METRICS, OWN_METRICS
 from rljob_api.schema.crd import crd
 from rljob_api.text import table_cell

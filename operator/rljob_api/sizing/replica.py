@@ -30,7 +30,7 @@ Adapters that are sent alone (`model.lora.sync: adapters`) always wait in host m
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rljob_api.families import DeviceType
+from rljob_api.family import DeviceType
 from rljob_api.sizing.layout import servers_per_pod
 from rljob_api.sizing.server_arguments import layer_bytes
 from rljob_api.sizing.shape import BYTES, Shape

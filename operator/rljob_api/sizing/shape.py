@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.config_json import OF_DELTA_NETS, OF_LATENTS, DeltaNets, Latent, unfit
-from rljob_api.families import ADAPTED, has_delta_nets, language_of, targets_of
+from rljob_api.families import has_delta_nets, language_of, targets_of
+from rljob_api.family import ADAPTED
 from rljob_api.spec.model import LoraSpec
 
 
@@ -70,10 +71,10 @@ class Tower:
 
 
 def _of_qwen3(vision: dict[str, Any]) -> dict[str, int]:
-    deepstack = vision.get("deepstack_visual_indexes")
-    if deepstack is None:
+    positions, deepstack = vision.get("num_position_embeddings"), vision.get("deepstack_visual_indexes") or ()
+    if not positions:
         return {}
-    return {"matrices": 2, "positions": vision.get("num_position_embeddings") or 0, "projectors": 1 + len(deepstack)}
+    return {"matrices": 2, "positions": positions, "projectors": 1 + len(deepstack)}
 
 
 BYTES = {"float32": 4, "bfloat16": 2}

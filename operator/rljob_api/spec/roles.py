@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Model
-from rljob_api.families import DeviceType
+from rljob_api.family import DeviceType
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import (
     MOST_PODS,

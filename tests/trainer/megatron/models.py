@@ -119,6 +119,14 @@ QWEN3_VL = QWEN_VL | {
     "rope_parameters": QWEN_VL["rope_parameters"] | {"mrope_section": [6, 5, 5], "mrope_interleaved": True},
     "head_dim": 32,
 }
+QWEN3_5 = (
+    HYBRID
+    | QWEN_VL
+    | {
+        "vision_config": {k: v for k, v in QWEN3_VL["vision_config"].items() if k != "deepstack_visual_indexes"},
+        "rope_parameters": HYBRID["rope_parameters"] | {"mrope_section": [2, 1, 1], "mrope_interleaved": True},
+    }
+)
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "llama, linear": ("LlamaConfig", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
@@ -138,6 +146,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
     "qwen3_moe, yarn": ("Qwen3MoeConfig", EXPERTS | {"rope_parameters": YARN}),
     "qwen3_next": ("Qwen3NextConfig", HYBRID_EXPERTS),
+    "qwen3_5": ("Qwen3_5Config", QWEN3_5),
+    "qwen3_5_moe": ("Qwen3_5MoeConfig", HYBRID_EXPERTS | QWEN3_5),
     "qwen3_5_text": ("Qwen3_5TextConfig", HYBRID),
     "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", HYBRID_EXPERTS),
     "gemma3_text": ("Gemma3TextConfig", GEMMA),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from api.specs import make_spec
-from rljob_api.families import FAMILIES, Family, has_latent_attention, language_of, rope_of
+from rljob_api.families import FAMILIES, has_latent_attention, language_of, rope_of
+from rljob_api.family import Family
 from rljob_api.rules.model import model_violations
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec

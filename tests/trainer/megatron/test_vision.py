@@ -7,22 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.images import positions
 from trainer.megatron.gang import changed, gradient, run_engines
 from trainer.megatron.models import TIED, job, load_model, make_model, train_step
 from trainer.megatron.test_checkpoint import run
-from trainer.megatron.test_families import assert_exported
+from trainer.megatron.test_families import GIVEN, assert_exported
 from trainer.megatron.test_parity import off_policy
 from trainer.megatron.vision import FIRST, LAST, PAD, make_image, make_vision_batch, sharing_images
 from trainer.ranks import run_ranks
 
-VISION = ("qwen2_5_vl", "qwen3_vl")
+VISION = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 WHOLE = {"tensor": 2, "sequence": False}
 SIZES: dict[str, list[dict[str, Any]]] = {
     **{kind: [{}, {"tensor": 2}, WHOLE] for kind in VISION},
-    "qwen3_vl_moe": [{}, {"tensor": 2}, {"expert": 2}],
+    **{kind: [{}, {"tensor": 2}, {"expert": 2}] for kind in ("qwen3_vl_moe", "qwen3_5_moe")},
 }
 """Layouts of one rank and of two; experts train on sequence-parallel shares only."""
 
@@ -54,7 +55,7 @@ def test_log_probs_of_images_are_those_of_transformers_and_the_export_is_the_mod
     for sizes in SIZES[kind]:
         world = sizes.get("tensor", sizes.get("expert", 1))
         trainer = {"nodes": world, "parallelism": sizes}
-        spec = job(source, trainer=trainer, tokensPerMicroBatch=4096, batches={"replay": "/batches"})
+        spec = job(source, trainer=trainer, tokensPerMicroBatch=4096, batches=GIVEN)
         for difference in run_ranks(world, partial(_difference, spec, batch, source)):
             assert difference < 1e-5, sizes
 
@@ -64,8 +65,36 @@ def _difference(spec: Any, batch: Batch, source: Path) -> float:
 
     engine = Engine(spec, lambda: None)
     assert_exported(dict(engine.export()), source)
+    return _apart(engine, batch)
+
+
+def _apart(engine: Any, batch: Batch) -> float:
+    """From transformers' log-probabilities, at most."""
     asked = zip(engine.log_probs(batch.samples), batch.samples, strict=True)
     return max(float((found - torch.from_numpy(s.response_log_probs.copy())).abs().max()) for found, s in asked)
+
+
+@pytest.mark.slow
+def test_a_layer_that_guesses_further_tokens_in_published_files_is_left_alone(megatron: None, tmp_path: Path) -> None:
+    source = make_model(tmp_path / "model", "qwen3_5", tied=False)
+    config = json.loads((source / "config.json").read_text())
+    config["text_config"]["mtp_num_hidden_layers"] = 1
+    (source / "config.json").write_text(json.dumps(config))
+    batch, file = make_vision_batch(source), source / "model.safetensors"
+    kept, guessing = load_file(file), {"mtp.fc.weight": torch.randn(64, 128), "mtp.norm.weight": torch.ones(64)}
+    save_file(kept | guessing, file, metadata={"format": "pt"})
+    spec = job(source, tokensPerMicroBatch=4096, batches=GIVEN)
+
+    def on_a_rank() -> tuple[float, list[str]]:
+        from rljob_trainer.megatron.engine import Engine
+
+        engine = Engine(spec, lambda: None)
+        exported = dict(engine.export())
+        return _apart(engine, batch), [n for n, t in kept.items() if not torch.equal(exported.pop(n), t)] + [*exported]
+
+    ((difference, wrong),) = run_ranks(1, on_a_rank)
+    assert difference < 1e-5
+    assert wrong == []
 
 
 @pytest.mark.slow
@@ -112,7 +141,7 @@ def test_an_image_of_several_samples_goes_through_the_tower_once_and_is_learnt_f
 ) -> None:
     """Against samples that have copies of their own; also where recomputed layers read what the tower adds to them again."""
     source = make_model(tmp_path / "model", kind, kind in TIED)
-    still = job(source, tokensPerMicroBatch=4096, optimizer={"learningRate": 1e-30})
+    still = job(source, tokensPerMicroBatch=4096, optimizer={"learningRate": 1e-30}, batches=GIVEN)
     spec = changed(still, trainer={"recompute": {"granularity": granularity}})
     copies = make_vision_batch(source)
     batches = {"copies": copies, "shared": sharing_images(copies)}
@@ -172,9 +201,8 @@ def _trained(
     """How far each weight moved in a step."""
     trainer = {"nodes": tensor * data, "parallelism": {"tensor": tensor}, "recompute": {"granularity": recompute}}
     optimizer = {"learningRate": 1e-3, "epsilon": 1e-6}  # less makes weights of the rounding of gradients near 0
-    spec = changed(
-        job(source, trainer=trainer, tokensPerMicroBatch=budget, optimizer=optimizer), model={"freeze": list(freeze)}
-    )
+    given = {"tokensPerMicroBatch": budget, "optimizer": optimizer, "batches": GIVEN}
+    spec = changed(job(source, trainer=trainer, **given), model={"freeze": list(freeze)})
 
     def on_a_rank() -> dict[str, torch.Tensor]:
         from rljob_trainer.megatron.engine import Engine

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rljob_api.families import ADAPTED
+from rljob_api.family import ADAPTED
 from rljob_api.rules.lora import MODULES_OF_FUSED, modules_of
 from rljob_api.sizing.replica import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec

@@ -27,6 +27,7 @@ MODULES = (
     "kimi_k2",
     "qwen_vl",
     "qwen3_vl",
+    "qwen3_5",
 )
 """In the one order that works: each may import what those before it have made importable."""
 

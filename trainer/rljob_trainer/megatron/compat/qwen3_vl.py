@@ -78,13 +78,15 @@ class Qwen3VLModel(MegatronModule):
         self.visual = self.tower._from_config(config.vision_config)
         hook_hf_module_setattr_for_tp_grad_sync(self.visual)
         text = config.provide_language_model(pre_process=pre_process, post_process=post_process, vp_stage=vp_stage)
-        text.rotary_pos_emb = InterleavedRotaryEmbedding(config.kv_channels, 1.0, rotary_base=config.rotary_base)
+        text.rotary_pos_emb = InterleavedRotaryEmbedding(
+            config.kv_channels, config.rotary_percent, rotary_base=config.rotary_base
+        )
         self.language_model = text
         self.share_embeddings_and_output_weights = config.share_embeddings_and_output_weights
         self.shared_embedding_or_output_weight = text.shared_embedding_or_output_weight
         self._added: list[torch.Tensor] = []
         """[s, 1, h] for each of the first layers: of the micro-batch that is computed, or none when it has no image."""
-        for i in range(len(config.vision_config.deepstack_visual_indexes)):
+        for i in range(len(getattr(config.vision_config, "deepstack_visual_indexes", ()))):
             text.decoder.layers[i].register_forward_hook(partial(self._add, i))
 
     def set_input_tensor(self, input_tensor: Any) -> None:
@@ -112,7 +114,7 @@ class Qwen3VLModel(MegatronModule):
     def _with_images(self, embedded: torch.Tensor, placed: Callable[..., torch.Tensor], output: Any) -> torch.Tensor:
         """`embedded` [s, 1, h] with the images at their places; what the layers add is kept for them."""
         nothing = torch.zeros_like(embedded)
-        features = [scattered(self, placed(nothing, seen=seen)) for seen in output.deepstack_features]
+        features = [scattered(self, placed(nothing, seen=seen)) for seen in getattr(output, "deepstack_features", ())]
         self._added = [f.detach().requires_grad_(f.requires_grad) for f in features]
         return JoinedGradients.apply(placed(embedded, seen=output.pooler_output), self._added, *features)
 
@@ -129,7 +131,7 @@ class Qwen3VLModel(MegatronModule):
             tower.pos_embed: freeze_vision_model,
             tower.blocks: freeze_vision_model,
             tower.merger: freeze_vision_projection,
-            tower.deepstack_merger_list: freeze_vision_projection,
+            getattr(tower, "deepstack_merger_list", tower.merger): freeze_vision_projection,
         }
         for part in (part for part, frozen in parts.items() if frozen):
             part.requires_grad_(False)

@@ -28,9 +28,14 @@ from rljob_trainer.megatron.tower import run_tower
 from rljob_trainer.patches import Patch
 
 TRANSFORMERS = ("5.17.0",)
-_VISION_UTILS, _FIRST, _SECOND = (
+_VISION_UTILS, _FIRST, _SECOND, _THIRD = (
     f"transformers/{file}.py"
-    for file in ("vision_utils", "models/qwen2_5_vl/modeling_qwen2_5_vl", "models/qwen3_vl/modeling_qwen3_vl")
+    for file in (
+        "vision_utils",
+        "models/qwen2_5_vl/modeling_qwen2_5_vl",
+        "models/qwen3_vl/modeling_qwen3_vl",
+        "models/qwen3_5/modeling_qwen3_5",
+    )
 )
 
 
@@ -108,6 +113,9 @@ PATCHES = (
             f"{_SECOND}:Qwen3VLVisionAttention.forward": "044bc72569fc3d46",
             f"{_SECOND}:Qwen3VLVisionBlock.forward": "4e176b36dd7ef623",
             f"{_SECOND}:Qwen3VLVisionModel.forward": "d59d0b3f2bf837bc",
+            f"{_THIRD}:Qwen3_5VisionAttention.forward": "044bc72569fc3d46",
+            f"{_THIRD}:Qwen3_5VisionBlock.forward": "4e176b36dd7ef623",
+            f"{_THIRD}:Qwen3_5VisionModel.forward": "b609d4f5a25ad401",
         },
     ),
     Patch(
