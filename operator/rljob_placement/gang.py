@@ -1,7 +1,6 @@
 """What a job needs of a cluster: the number of pods of each role, the nodes that they may run on, and how much they exchange.
 And the nodes of pods: of those that stay where they are, and of all pods in a plan."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,10 +12,9 @@ from rljob_api.sizing.layout import required_rollout_pods, rollout_pods
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.sizing.traffic import Link, gang_links, links
 from rljob_api.spec import RLJobSpec
+from rljob_placement.affinity import NodeSelectorTerm, matches
 from rljob_placement.cluster import Node, requests
 
-NodeSelectorTerm = Mapping[str, Any]
-"""A nodeSelectorTerm of a required node affinity."""
 NO_DEVICES: Mapping[str, Thousandths] = {}
 
 
@@ -48,7 +46,7 @@ class Demand:
             return f"untolerated taint {untolerated['key']}"
         if not self.selector.items() <= node.labels.items():
             return "not matching nodeSelector"
-        if self.terms and not any(_matches(term, node) for term in self.terms):
+        if self.terms and not matches(self.terms, node):
             return "not matching node affinity"
         return ""
 
@@ -167,44 +165,6 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     if toleration.get("operator") == "Exists":
         return True
     return toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", "")
-
-
-def _matches(term: NodeSelectorTerm, node: Node) -> bool:
-    """Whether all expressions of a term hold. An empty term matches no node."""
-    expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
-    if not (expressions or fields):
-        return False
-    about = {"metadata.name": node.name}
-    return all(_holds(e, node.labels) for e in expressions) and all(_holds(e, about) for e in fields)
-
-
-INTEGER = re.compile(r"[+-]?[0-9]{1,63}")
-
-
-def _integer(text: str) -> int | None:
-    """A number as kube-scheduler reads it, by strconv.ParseInt with 64 bits; None: it is none, or too large, and compares with nothing."""
-    number = int(text) if INTEGER.fullmatch(text) else None
-    return number if number is not None and -(2**63) <= number < 2**63 else None
-
-
-def _holds(e: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    value = labels.get(e["key"])
-    values: Sequence[str] = e.get("values") or ()
-    match e["operator"]:
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt" as operator:
-            there, bound = _integer(value or ""), _integer(values[0])
-            if there is None or bound is None:
-                return False
-            return there > bound if operator == "Gt" else there < bound
-    return False
 
 
 @dataclass(frozen=True, slots=True)

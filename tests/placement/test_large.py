@@ -9,7 +9,7 @@ import pytest
 from api.specs import make_spec
 from benchmarks.placement import cluster, gang
 from placement.makers import make_cluster, make_gang, make_racks
-from rljob_api.rules.scheduling import MOST_TERMS
+from rljob_api.rules.scheduling import MOST_COMPARED, MOST_TERMS
 from rljob_placement import search, start
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import report
@@ -52,9 +52,11 @@ def test_rollouts_sit_near_rank_0() -> None:
     assert {domain.split("/")[0] for domain in amounts.rollouts} == {block}
 
 
-def test_the_largest_affinity_of_a_spec_is_compared_with_2000_nodes_in_a_second() -> None:
+@pytest.mark.parametrize("values", [1, MOST_COMPARED])
+def test_the_largest_affinity_of_a_spec_is_compared_with_2000_nodes_in_a_second(values: int) -> None:
     """Every cycle plans every job that waits."""
-    other: dict[str, Any] = {"key": "pool", "operator": "NotIn", "values": ["other"]}
+    others = [f"x{i}" for i in range(values - 1)] + ["other"]
+    other: dict[str, Any] = {"key": "pool", "operator": "NotIn", "values": others}
     absent, named = other | {"operator": "In"}, other | {"key": "metadata.name"}
     term = {"matchExpressions": [other] * (MOST_TERMS - 1) + [absent], "matchFields": [named] * MOST_TERMS}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term] * MOST_TERMS}}
