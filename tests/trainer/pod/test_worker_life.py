@@ -1,6 +1,7 @@
 """What a worker pod says of processes that do not get as far as the agent."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from rljob_trainer.pod.channel import FileChannel
 from rljob_trainer.pod.worker import WorkerPod
 from rljob_trainer.pod.worker_life import WorkerLife, WorkerOrders
 from rljob_trainer.wire.channel import encode
+from rljob_trainer.workers import process
 from rljob_trainer.workers.remote import frame
 from trainer.pod.pods import until
 
@@ -31,9 +33,9 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def driver(hears: bool) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """One that lets everybody in, and closes each connection: at once, or when it has heard what the process has loaded. Its port and what it
-    heard."""
+async def driver(hears: bool, stays: bool = False) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """One that lets everybody in, and closes each connection: at once, or when it has heard what the process has loaded, or not at all. Its port and
+    what it heard."""
     heard = list[bytes]()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -43,7 +45,8 @@ async def driver(hears: bool) -> AsyncIterator[tuple[int, list[bytes]]]:
         while hears and not line:
             line = await frame(reader)
         heard.append(line)
-        writer.close()
+        if not stays:
+            writer.close()
 
     server = await asyncio.start_server(accept, loopback(), 0)
     yield server.sockets[0].getsockname()[1], heard
@@ -51,8 +54,9 @@ async def driver(hears: bool) -> AsyncIterator[tuple[int, list[bytes]]]:
 
 
 @asynccontextmanager
-async def life(tmp_path: Path, port: int, **variables: str) -> AsyncIterator[WorkerLife]:
-    (tmp_path / "agent.py").write_text("async def rollout(prompt, policy, row): ...")
+async def life(tmp_path: Path, port: int, first: str = "", **variables: str) -> AsyncIterator[WorkerLife]:
+    """`first`: what the agent's file does when it is loaded."""
+    (tmp_path / "agent.py").write_text(f"{first}async def rollout(prompt, policy, row): ...")
     command = ("python", str(tmp_path / "agent.py"), json.dumps(["rollout"]))
     found = WorkerLife(
         WorkerOrders(1, loopback(), port, names.ROLE_WORKER, MODULE, command, variables, 1), ENVIRONMENT, lambda: None
@@ -94,6 +98,58 @@ async def test_the_pause_between_two_processes_begins_anew_once_one_has_loaded_t
     async with driver(hears=True) as (port, heard), life(tmp_path, port) as found:
         await until(lambda: len(heard) >= 3)
         assert found._backoff <= 0.04 and found.failure is None
+
+
+KEEPS = """import subprocess
+for _ in range(6):
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+"""
+LEAVES = """import os
+for _ in range(6):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execvp("sleep", ["sleep", "600"])
+        os._exit(0)
+    os.wait()
+
+"""
+
+
+@pytest.fixture
+def _few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MOST_PROCESSES": 5, "MOST_ORPHANS": 5, "LOOK_SECONDS": 0.05}.items():
+        monkeypatch.setattr(process, name, value)
+    monkeypatch.setattr(worker_life, "LOOK_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("_few_processes")
+async def test_an_agent_that_keeps_too_many_processes_is_a_failure_that_the_pod_reports(tmp_path: Path) -> None:
+    async with driver(hears=True, stays=True) as (port, _), life(tmp_path, port, KEEPS) as found:
+        await until(lambda: found.failure is not None)
+        assert found.failure and "has started 6 others that still run; at most 5 may" in found.failure.message
+
+
+def _sleepers(mark: str) -> list[psutil.Process]:
+    """Daemons of the agent: its processes are known by a variable of their environment."""
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if one.name() == "sleep" and one.environ().get("MARK") == mark and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one)
+    return found
+
+
+@pytest.mark.usefixtures("_few_processes")
+async def test_daemons_that_an_agent_leaves_behind_in_its_pod_are_ended_when_they_are_too_many(tmp_path: Path) -> None:
+    mark, most = str(tmp_path), 0
+    async with driver(hears=True, stays=True) as (port, heard), life(tmp_path, port, LEAVES, MARK=mark) as found:
+        async with asyncio.timeout(60):
+            while not (heard and most and not _sleepers(mark)):
+                most = max(most, len(_sleepers(mark)))
+                await asyncio.sleep(0.01)
+        assert found.failure is None, "the agent goes on"
 
 
 def _listens(port: int) -> bool:
