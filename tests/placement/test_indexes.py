@@ -18,7 +18,7 @@ from rljob_placement import improve as improving
 from rljob_placement import quotas as counting
 from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Gang
-from rljob_placement.improve import ALL_PAIRS, EPSILON, NEIGHBOURS, improve
+from rljob_placement.improve import EPSILON, improve
 from rljob_placement.nearest import NearestNodes
 from rljob_placement.plan import plan
 from rljob_placement.quotas import quotas
@@ -99,9 +99,9 @@ class Scanning(improving.Improvement):
         problem, of, paths = self._problem, self._places.of, self._space.paths
         kind = range(problem.trainers) if problem.is_trainer(pod) else range(problem.trainers, problem.pods)
         free = [other for other in kind if other != pod and other not in problem.fixed]
-        if problem.pods <= ALL_PAIRS:
+        if problem.pods <= improving.ALL_PAIRS:
             return free
-        wanted = {paths[of[other]]: NEIGHBOURS for other, _ in problem.near[pod]}
+        wanted = {paths[of[other]]: improving.NEIGHBOURS for other, _ in problem.near[pod]}
         wanted.pop(paths[of[pod]], None)
         found = []
         for other in free:
@@ -121,7 +121,7 @@ class Scanning(improving.Improvement):
         best, chosen = problem.at(pod, start, places.of) * (1 - EPSILON), start
         tried: set[tuple[str, ...]] = set()
         for n, path in enumerate(problem.space.paths):
-            if (path in tried and n not in used) or (path not in wanted and problem.pods > ALL_PAIRS):
+            if (path in tried and n not in used) or (path not in wanted and problem.pods > improving.ALL_PAIRS):
                 continue
             if n == start or not places.has_capacity(pod, n):
                 continue
@@ -137,8 +137,11 @@ class Scanning(improving.Improvement):
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(), st.randoms(use_true_random=False))
-def test_a_placement_is_improved_as_by_a_look_at_all_pods_and_nodes(problem: PlacementProblem, random: Random) -> None:
+@given(problems(), st.randoms(use_true_random=False), st.sampled_from([0, 100]))
+def test_a_placement_is_improved_as_by_a_look_at_all_pods_and_nodes(
+    problem: PlacementProblem, random: Random, small: int
+) -> None:
+    """`small`: pods of a gang for which every exchange is tried."""
     places = begun(problem, random)
     if places is None or not all(scanned_nearest(places, p) for p in range(problem.pods) if places.of[p] < 0):
         return
@@ -147,6 +150,8 @@ def test_a_placement_is_improved_as_by_a_look_at_all_pods_and_nodes(problem: Pla
         problem.looked, copy = 0, places.copy()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(improving, "Improvement", kind)
+            patch.setattr(improving, "ALL_PAIRS", small)
+            patch.setattr(improving, "NEIGHBOURS", 2)
             improve(copy, 20_000)
         results.append((copy.of, problem.looked))
     assert results[0] == results[1]
