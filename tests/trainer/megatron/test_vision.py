@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from extra import extra_but
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.images import positions
 from trainer.megatron.gang import changed, gradient, run_engines
@@ -98,14 +99,14 @@ def test_a_layer_that_guesses_further_tokens_in_published_files_is_left_alone(me
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.extra)])
+@pytest.mark.parametrize("kind", extra_but(("qwen2_5_vl",), VISION))
 def test_a_resumed_run_with_images_is_the_run_that_was_never_interrupted(
     megatron: None, tmp_path: Path, kind: str
 ) -> None:
     """In bfloat16, with a frozen tower, on two copies; and in another layout."""
     source = make_model(tmp_path / "model", kind, kind in TIED)
     batches = [make_vision_batch(source, step) for step in (1, 2, 3, 4)]
-    once = job(source, data=2, dtype="bfloat16", tokensPerMicroBatch=64, miniBatches=2)
+    once = job(source, data=2, dtype="bfloat16", tokensPerMicroBatch=64, miniBatches=2, batches=GIVEN)
     spec = changed(off_policy(once), model={"freeze": ["vision"]})
     metrics, weights, _ = run(spec, batches, save=tmp_path / "saved")
     resumed, resumed_weights, _ = run(spec, batches[2:], load=tmp_path / "saved")
