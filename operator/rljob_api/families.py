@@ -177,6 +177,7 @@ FAMILIES = {
             latent=True,
             adapters=("linear_proj",),
             multi_token=True,
+            guesses=("mtp",),
             values={
                 "topk_method": ("noaux_tc",),
                 "norm_topk_prob": (True,),

@@ -80,7 +80,7 @@ def test_the_layer_is_trained_where_it_is_proven_and_there_is_exactly_one() -> N
         assert (M, rule, "set false") in of_model(config, **job)
 
 
-PROVEN = {"mtp": ["glm4_moe"], "eagle3": ["qwen3"], "ngram": ["qwen3"]}
+PROVEN = {"mtp": ["glm4_moe", "deepseek_v3"], "eagle3": ["qwen3"], "ngram": ["qwen3"]}
 """By tests/trainer/server/test_speculation.py."""
 
 
@@ -97,7 +97,7 @@ def test_a_family_s_servers_guess_by_methods_that_are_proven_with_it(method: str
     assert [kind for kind in FAMILIES if kind not in refused] == PROVEN[method]
     assert refused["glm4"] == [
         "nothing shows that servers of glm4 draw from the policy with such guesses",
-        f"use one of {PROVEN[method][0]}, or another method",
+        f"use one of {', '.join(PROVEN[method])}, or another method",
     ]
 
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.model_executor.models.registry import ModelRegistry
 
+from extra import extra_but
 from rljob_api.families import FAMILIES
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
@@ -188,10 +189,10 @@ def acceptance(found: list[tuple[tuple[int, ...], Generation]]) -> float:
     return 1 + sum(g.guesses[1] for _, g in found) / sum(g.guesses[0] for _, g in found)
 
 
-def guessing_well(path: Path, seed: int) -> Path:
-    """A GLM-4.5 whose next token depends on the last one alone, with a layer for multi-token prediction that knows how."""
+def guessing_well(path: Path, seed: int, kind: str) -> Path:
+    """A model whose next token depends on the last one alone, with a layer for multi-token prediction that knows how."""
     torch.manual_seed(seed)
-    config = make_config("glm4_moe", models.VOCABULARY, hidden_size=WIDTH, max_position_embeddings=512)
+    config = make_config(kind, models.VOCABULARY, hidden_size=WIDTH, max_position_embeddings=512)
     model = random_model(config, seed)
     _let_the_last_token_decide(model)
     model.save_pretrained(path)
@@ -212,10 +213,11 @@ def guessing_well(path: Path, seed: int) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", extra_but(("glm4_moe",), [n for n, f in FAMILIES.items() if "mtp" in f.guesses]))
 def test_the_policy_s_own_layer_guesses_for_the_policy_that_came_with_it(
-    start: Callable[..., Server], tmp_path: Path
+    start: Callable[..., Server], tmp_path: Path, kind: str
 ) -> None:
-    old, new = guessing_well(tmp_path / "old", 1), guessing_well(tmp_path / "new", 2)
+    old, new = guessing_well(tmp_path / "old", 1, kind), guessing_well(tmp_path / "new", 2, kind)
     job = spec(old, speculation={"method": "mtp", "tokens": 2})
     server = start(old, job=job)
     publish(server, as_exported(new), 1)
