@@ -35,6 +35,8 @@ class Step:
     program: str
     tokens_per_s: float
     phases: dict[str, float]
+    requests_at_a_time: int = 0
+    """That its server was limited to, fewer than responses of a step; 0: it was not, so that whole steps may be compared."""
 
     @property
     def seconds(self) -> float:
@@ -56,7 +58,8 @@ def _step(row: dict[str, Any]) -> Step:
     phases = {key: median(step.get(key, 0.0) for step in later) for key, _, _ in PHASES[:-1]}
     phases["rest"] = median(step["seconds"] for step in later) - sum(phases.values())
     program = "RLJob" if row["program"] == "rljob" else f"{row['program']}, {row['backend']}"
-    return Step(program, median(step["tokens_per_s"] for step in later), phases)
+    tokens = median(step["tokens_per_s"] for step in later)
+    return Step(program, tokens, phases, row.get("requests_at_a_time", 0))
 
 
 def draw(theme: dict[str, str]) -> Canvas:
@@ -82,8 +85,11 @@ def _bar(c: Canvas, y: float, step: Step, first: Step) -> None:
         width = SCALE * step.phases[key]
         c.box(x, y, max(width, 0.5), BAR, colour, radius=2)
         x += width
-    times = "" if step is first else f", {step.seconds / first.seconds:.1f} times as long"
-    c.text(x + 10, y + 18, f"{step.seconds:.1f} s{times}", 13, bold=step is first)
+    if step.requests_at_a_time:
+        against = f", {step.requests_at_a_time} requests at a time"
+    else:
+        against = "" if step is first else f", {step.seconds / first.seconds:.1f} times as long"
+    c.text(x + 10, y + 18, f"{step.seconds:.1f} s{against}", 13, bold=step is first)
 
 
 def _legend(c: Canvas, y: float) -> None:
