@@ -1,35 +1,63 @@
-"""A rollout server of two pods: a job learns with it, and each kind of loss takes this server down and up as a whole, and nothing else."""
+"""A rollout server of two pods: a job learns with it, and each kind of loss takes this server down and up as a whole, and nothing else.
+
+One job for each way to cut a model: tensor-parallel workers, pipeline stages, and data-parallel copies that share experts.
+"""
 
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from e2e.conftest import Lab
+from e2e.conftest import Lab, enforce
 from e2e.job import Job
 from e2e.kube import Object, wait_for
 from e2e.nodes import drain
-from e2e.test_c_rollout_failure import SIGNAL_THE_ENGINE, rollout_steps
+from e2e.prepare import run_preparation
+from e2e.test_c_rollout_failure import rollout_steps
 from rljob_api import names
 from rljob_api.protocol import Control
 from rljob_api.status import JobStatus
 
 pytestmark = pytest.mark.extra
-NAME, SECONDS = "whole", 600
+SECONDS = 600
 STEPS_TO_LEARN = 60
+CUTS: dict[str, tuple[str, dict[str, object]]] = {
+    "tensor": ("arithmetic", {"tensorParallel": 2}),
+    "stages": ("arithmetic", {"pipelineParallel": 2}),
+    "copies": ("moe", {"dataParallel": 2, "expertParallel": True}),
+}
+"""By the job's name: its example, and how a model is cut for its servers."""
+KILL_AN_ENGINE = """
+import psutil
+from rljob_trainer.pod.health import ENGINE
+titles = {p: " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])}
+engines = [p for p, title in titles.items() if ENGINE.search(title) and "Coordinator" not in title]
+engine = min(engines, key=titles.get)
+engine.kill()
+print(titles[engine])
+"""
+"""Of a pod: its engine core where it has one, otherwise a worker."""
 
 
-@pytest.fixture(scope="module")
-def job(lab: Lab) -> Iterator[Job]:
+@pytest.fixture(scope="module", params=CUTS)
+def job(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Job]:
+    """Its pods start under the restricted standard."""
+    of, cut = CUTS[request.param]
+    if of != "arithmetic":
+        run_preparation(lab.kube, lab.provider, of)
+    enforce(lab.kube, "restricted")
     job = lab.start(
-        NAME,
+        request.param,
+        of,
         train={"steps": 100_000},
-        rollout={"replicas": 1, "nodes": 2, "tensorParallel": 2},
+        rollout={"replicas": 1, "nodes": 2} | cut,
         evaluation={"everySteps": 0},
+        checkpoint={"path": f"/data/runs/{request.param}", "everySteps": 10},
     )
     job.wait_for_step(1, timeout=SECONDS)
     yield job
     job.delete()
+    enforce(lab.kube, "baseline")
 
 
 def generations(status: JobStatus) -> list[int]:
@@ -66,11 +94,11 @@ def is_ready(pod: Object) -> bool:
 def test_the_head_alone_is_asked_and_its_follower_is_ready_without_an_address(lab: Lab, job: Job) -> None:
     serving(lab, job, 1)
     published = control(job)
-    assert [endpoint.pod for endpoint in published.rollouts] == [names.pod(NAME, names.ROLE_ROLLOUT, 0)]
+    assert [endpoint.pod for endpoint in published.rollouts] == [names.pod(job.name, names.ROLE_ROLLOUT, 0)]
     (group,) = published.servers
-    assert [part.pod for part in group.parts] == [names.pod(NAME, names.ROLE_ROLLOUT, i) for i in range(2)]
-    heads = job.kube.list("pod", names.heads(NAME, names.ROLE_ROLLOUT))
-    assert [pod["metadata"]["name"] for pod in heads] == [names.pod(NAME, names.ROLE_ROLLOUT, 0)]
+    assert [part.pod for part in group.parts] == [names.pod(job.name, names.ROLE_ROLLOUT, i) for i in range(2)]
+    heads = job.kube.list("pod", names.heads(job.name, names.ROLE_ROLLOUT))
+    assert [pod["metadata"]["name"] for pod in heads] == [names.pod(job.name, names.ROLE_ROLLOUT, 0)]
     wait_for("both pods ready", lambda: [is_ready(pod) for pod in job.pods(names.ROLE_ROLLOUT)] == [True, True], 60)
 
 
@@ -78,17 +106,19 @@ def test_the_head_alone_is_asked_and_its_follower_is_ready_without_an_address(la
 def test_a_lost_pod_takes_its_server_down_and_up_and_no_attempt_with_it(lab: Lab, job: Job, lost: int) -> None:
     (generation,) = generations(serving(lab, job, 1))
     victim, other = job.uid(names.ROLE_ROLLOUT, lost), job.uid(names.ROLE_ROLLOUT, 1 - lost)
-    lab.kube.kubectl("delete", "pod", names.pod(NAME, names.ROLE_ROLLOUT, lost), "--grace-period=0", "--force")
+    lab.kube.kubectl("delete", "pod", names.pod(job.name, names.ROLE_ROLLOUT, lost), "--grace-period=0", "--force")
     job.wait("the next generation", lambda s: generations(s) == [generation + 1], SECONDS)
     serving(lab, job, 1)
     assert job.uid(names.ROLE_ROLLOUT, 1 - lost) == other and job.uid(names.ROLE_ROLLOUT, lost) != victim
     trains_on(job)
 
 
-def test_a_killed_engine_ends_the_generation_and_no_pod(lab: Lab, job: Job) -> None:
+@pytest.mark.parametrize("rank", [0, 1], ids=["head", "follower"])
+def test_an_engine_that_is_killed_ends_the_generation_and_no_pod(lab: Lab, job: Job, rank: int) -> None:
     (generation,) = generations(serving(lab, job, 1))
     uids = [job.uid(names.ROLE_ROLLOUT, i) for i in range(2)]
-    lab.kube.execute(names.pod(NAME, names.ROLE_ROLLOUT, 0), "python", "-c", SIGNAL_THE_ENGINE, "9")
+    killed = lab.kube.execute(names.pod(job.name, names.ROLE_ROLLOUT, rank), "python", "-c", KILL_AN_ENGINE)
+    assert ("EngineCore" in killed) == (rank == 0 or job.name == "copies")
     job.wait("the next generation", lambda s: generations(s)[0] > generation, SECONDS)
     serving(lab, job, 1)
     assert [job.uid(names.ROLE_ROLLOUT, i) for i in range(2)] == uids
@@ -101,7 +131,7 @@ def has_pods(job: Job, count: int, _: JobStatus) -> bool:
 
 def test_kubectl_scale_adds_and_removes_whole_servers(lab: Lab, job: Job) -> None:
     for servers in (2, 1):
-        lab.kube.kubectl("scale", f"rljob/{NAME}", f"--replicas={servers}")
+        lab.kube.kubectl("scale", f"rljob/{job.name}", f"--replicas={servers}")
         serving(lab, job, servers)
         job.wait("the pods of whole servers", partial(has_pods, job, 2 * servers), SECONDS)
         trains_on(job)
@@ -109,9 +139,9 @@ def test_kubectl_scale_adds_and_removes_whole_servers(lab: Lab, job: Job) -> Non
 
 def test_it_learns_as_with_servers_of_one_pod(lab: Lab, job: Job) -> None:
     job.wait_for_step(STEPS_TO_LEARN, timeout=SECONDS)
-    rewards = list(lab.series(NAME, "reward/mean").values())[:STEPS_TO_LEARN]
+    rewards = list(lab.series(job.name, "reward/mean").values())[:STEPS_TO_LEARN]
     assert sum(rewards[-10:]) / 10 >= sum(rewards[:10]) / 10 + 0.1
-    assert max(lab.series(NAME, "train_rollout/log_prob_diff_max").values()) < 1e-3
+    assert max(lab.series(job.name, "train_rollout/log_prob_diff_max").values()) < 1e-3
 
 
 def test_a_drained_node_takes_the_server_elsewhere_as_a_whole_and_costs_no_step(lab: Lab, job: Job) -> None:
@@ -120,7 +150,7 @@ def test_a_drained_node_takes_the_server_elsewhere_as_a_whole_and_costs_no_step(
         pytest.skip("its nodes are left alone")
     before = serving(lab, job, 1)
     node = job.pod(names.ROLE_ROLLOUT, 1)["spec"]["nodeName"]
-    drain(lab, node, names.selector(NAME, names.ROLE_ROLLOUT))
+    drain(lab, node, names.selector(job.name, names.ROLE_ROLLOUT))
     try:
         job.wait("the next generation", lambda s: generations(s) > generations(before), SECONDS)
         status = serving(lab, job, 1)
@@ -132,20 +162,12 @@ def test_a_drained_node_takes_the_server_elsewhere_as_a_whole_and_costs_no_step(
 
 def test_suspend_frees_all_pods_and_resume_starts_the_server_again(lab: Lab, job: Job) -> None:
     before = job.status().attempt
-    lab.kube.plugin("suspend", NAME)
+    lab.kube.plugin("suspend", job.name)
     step = job.wait_for_state("Suspended", timeout=SECONDS).progress.step
     job.wait("no pods", lambda _: job.pods() == [], 180)
     assert job.status().servers == []
-    lab.kube.plugin("resume", NAME)
+    lab.kube.plugin("resume", job.name)
     status = job.wait_for_step(step + 2, timeout=SECONDS)
     assert before and status.attempt
     assert (status.attempt.number, status.restarts.counted) == (before.number + 1, 0)
     assert generations(status) == [1]
-
-
-def test_a_server_of_two_stages_in_two_pods_serves_each_policy(lab: Lab) -> None:
-    rollout = {"replicas": 1, "nodes": 2, "pipelineParallel": 2}
-    job = lab.start_untrained("stages", train={"steps": 3}, rollout=rollout)
-    job.wait_for_state("Succeeded", timeout=SECONDS)
-    assert max(lab.series(job.name, "train_rollout/log_prob_diff_max").values()) < 1e-3
-    job.delete()
