@@ -91,6 +91,11 @@ def failures_of_rollouts(lab: Lab, job: Job) -> list[Object]:
 
 
 def test_no_sample_was_lost_doubled_or_drawn_from_an_old_policy(lab: Lab, job: Job) -> None:
+    check_samples(lab, job)
+
+
+def check_samples(lab: Lab, job: Job) -> None:
+    """Each recorded batch has every sample once, of the policy before its step."""
     program = f"""
 import json, pathlib
 from safetensors import safe_open

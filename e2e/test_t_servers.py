@@ -13,7 +13,7 @@ from e2e.job import Job
 from e2e.kube import Object, wait_for
 from e2e.nodes import drain
 from e2e.prepare import run_preparation
-from e2e.test_c_rollout_failure import rollout_steps
+from e2e.test_c_rollout_failure import check_samples, rollout_steps
 from rljob_api import names
 from rljob_api.protocol import Control
 from rljob_api.status import JobStatus
@@ -49,7 +49,7 @@ def job(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Job]:
     job = lab.start(
         request.param,
         of,
-        train={"steps": 100_000},
+        train={"steps": 100_000, "batches": {"record": True}},
         rollout={"replicas": 1, "nodes": 2} | cut,
         evaluation={"everySteps": 0},
         checkpoint={"path": f"/data/runs/{request.param}", "everySteps": 10},
@@ -142,6 +142,10 @@ def test_it_learns_as_with_servers_of_one_pod(lab: Lab, job: Job) -> None:
     rewards = list(lab.series(job.name, "reward/mean").values())[:STEPS_TO_LEARN]
     assert sum(rewards[-10:]) / 10 >= sum(rewards[:10]) / 10 + 0.1
     assert max(lab.series(job.name, "train_rollout/log_prob_diff_max").values()) < 1e-3
+
+
+def test_no_sample_of_a_server_was_lost_doubled_or_drawn_from_an_old_policy(lab: Lab, job: Job) -> None:
+    check_samples(lab, job)
 
 
 def test_a_drained_node_takes_the_server_elsewhere_as_a_whole_and_costs_no_step(lab: Lab, job: Job) -> None:
