@@ -253,3 +253,43 @@ def test_rlinfs_own_reward_function_has_to_be_named() -> None:
     tree["reward"]["custom_fn"] = {"path": "mine.py"}
     report = imported("rlinf", json.dumps(tree), "rlinf.yaml", CASES["rlinf/grpo.yaml"]).report
     assert "reward.custom_fn.path = mine.py" in report.partition("Not expressible")[2]
+
+
+WARM = "data.train_batch_size=128 actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.actor.optim.lr_warmup_steps=10 "
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [("", 40), ("actor_rollout_ref.actor.ppo_epochs=2", 80), ("actor_rollout_ref.actor.ppo_mini_batch_size=128", 10)],
+)
+def test_verls_warm_up_counts_training_steps_of_several_optimizer_steps(given: str, steps: int) -> None:
+    """verl 1dda039b9, workers/engine_workers.py: train_mini_batch moves the schedule on with the last of all mini-batches."""
+    assert yaml.safe_load(verl(WARM + given).manifest)["spec"]["train"]["optimizer"]["warmupSteps"] == steps
+
+
+def test_the_warm_up_of_verls_critic_counts_training_steps_as_well() -> None:
+    given = "algorithm.adv_estimator=gae critic.optim.lr_warmup_steps=5"
+    critic = yaml.safe_load(verl(WARM + given).manifest)["spec"]["critic"]
+    assert critic["optimizer"]["warmupSteps"] == 20
+
+
+def test_a_streamed_run_of_verls_warms_up_by_the_batches_that_it_fetches() -> None:
+    text = (HERE / "verl/streamed.sh").read_text()
+    changed = text.replace(
+        "data.gen_batch_size=1", "data.gen_batch_size=1 actor_rollout_ref.actor.optim.lr_warmup_steps=10"
+    )
+    changed = changed.replace("require_batches=1", "require_batches=2")
+    optimizer = yaml.safe_load(imported("verl", changed, "streamed.sh", Options()).manifest)["spec"]["train"][
+        "optimizer"
+    ]
+    assert optimizer["warmupSteps"] == 20
+
+
+@pytest.mark.parametrize(
+    ("style", "iterations", "said"), [("linear", 7, True), ("linear", 5, False), ("constant", 7, False)]
+)
+def test_rlinfs_decay_of_another_length_is_reported(style: str, iterations: int, said: bool) -> None:
+    schedule = {"lr_sched": {"lr_decay_style": style, "lr_decay_iters": iterations}}
+    tree = INFINITE | {"data": {"train_data_paths": ["/data/a.parquet"]}, "actor": schedule}
+    report = imported("rlinf", json.dumps(tree), "rlinf.yaml", Options()).report
+    assert ("lr_decay_iters" in report.partition("Not expressible")[2]) is said

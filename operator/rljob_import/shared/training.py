@@ -51,11 +51,12 @@ class Warmup:
     ratio: str
     field: str = "train.optimizer.warmupSteps"
 
-    def said(self, settings: Settings, total: int | None, updates: int) -> Iterator[Said]:
-        """`total` steps of `updates` optimizer steps each."""
+    def said(self, settings: Settings, total: int | None, updates: int, counted: int = 1) -> Iterator[Said]:
+        """`total` steps of `updates` optimizer steps each. `counted`: optimizer steps until the other system's schedule moves on by one."""
         given, ratio = settings[self.steps], settings[self.ratio]
         if given is not None and settings.number(self.steps) > 0:
-            yield settings.field(self.field, settings.integer(self.steps), self.steps)
+            why = f"x {counted} optimizer steps of a training step" if counted > 1 else ""
+            yield settings.field(self.field, settings.integer(self.steps) * counted, self.steps, why=why)
         elif ratio is None or not settings.number(self.ratio):
             return
         elif total is None:

@@ -74,17 +74,27 @@ def amounts(settings: Settings) -> Iterator[Said]:
     length = Length("runner.max_steps", "runner.max_epochs", prompts)
     yield from length.said(settings)
     for prefix, target in (("actor.", "train.optimizer"), ("critic.", "critic.optimizer")):
-        s, o = f"{prefix}lr_sched.", f"{prefix}optim."
+        s = f"{prefix}lr_sched."
         yield from Warmup(f"{s}lr_warmup_iters", f"{s}lr_warmup_fraction", f"{target}.warmupSteps").said(
             settings, length.total(settings), updates
         )
-        low = f"{s}min_lr" if settings[f"{s}min_lr"] else f"{o}min_lr"
-        if settings[f"{s}lr_decay_style"] != "constant" and settings[low]:
-            yield settings.field(f"{target}.minLearningRate", settings.number(low), low)
+        if settings[f"{s}lr_decay_style"] != "constant":
+            yield from falling(settings, prefix, target, updates * (length.total(settings) or 0))
     yield settings.field(
         "rollout.sampling.maxTokens", response(settings), "runner.seq_length", "data.max_prompt_length"
     )
     yield from micro_batches(settings)
+
+
+def falling(settings: Settings, prefix: str, target: str, total: int) -> Iterator[Said]:
+    """Where and when the rate ends. `total`: optimizer steps of the job; 0: unknown."""
+    s, o = f"{prefix}lr_sched.", f"{prefix}optim."
+    low = f"{s}min_lr" if settings[f"{s}min_lr"] else f"{o}min_lr"
+    if settings[low]:
+        yield settings.field(f"{target}.minLearningRate", settings.number(low), low)
+    last = f"{s}lr_decay_iters"
+    if last in settings and settings.integer(last) != total:
+        yield settings.lacking(last, f"the rate falls until the last of {total or 'all'} optimizer steps")
 
 
 def micro_batches(settings: Settings) -> Iterator[Said]:

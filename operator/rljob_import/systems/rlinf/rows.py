@@ -65,7 +65,7 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
         read(f"{s}lr_warmup_iters", f"{target}.warmupSteps", 0),
         read(f"{s}lr_warmup_fraction", f"{target}.warmupSteps", 0.0, text="needs --rows while epochs are given"),
         lacks(f"{s}lr_warmup_init", "the warm-up begins at 0", 0, 0.0),
-        implied(f"{s}lr_decay_iters", "the rate falls until the last step"),
+        read(f"{s}lr_decay_iters", "", text="the rate falls until the last step"),
         implied(f"{s}max_lr", f"is {o}lr"),
         *(implied(f"{o}{key}") for key in QUIET_OPTIMIZER),
         lacks(f"{o}optimizer_cpu_offload", "see trainer.offload.update"),

@@ -50,13 +50,20 @@ def amounts(settings: Settings) -> Iterator[Said]:
     yield from tokens(settings)
 
 
+def mini_batches(settings: Settings) -> int:
+    """Of a step of an RLJob, which divide its prompts."""
+    if streams(settings):
+        return updates(settings)
+    size = settings.integer(SIZE)
+    return divisor(size, max(1, round(size / max(1, settings.integer(MINI)))))
+
+
 def batches(settings: Settings) -> Iterator[Said]:
-    size, mini = settings.integer(SIZE), f"{ACTOR}ppo_mini_batch_size"
+    size, number = settings.integer(SIZE), mini_batches(settings)
     yield settings.field("train.promptsPerStep", size, SIZE)
-    wanted = max(1, round(size / max(1, settings.integer(mini))))
-    if size % wanted or size // wanted != min(settings.integer(mini), size):
-        yield settings.changed(mini, f"{divisor(size, wanted)} mini-batches: prompts are divided evenly")
-    yield settings.field("train.miniBatches", divisor(size, wanted), SIZE, mini)
+    if number * min(settings.integer(MINI), size) != size:
+        yield settings.changed(MINI, f"{number} mini-batches: prompts are divided evenly")
+    yield settings.field("train.miniBatches", number, SIZE, MINI)
 
 
 def tokens(settings: Settings) -> Iterator[Said]:
@@ -209,17 +216,20 @@ def checkpoints(settings: Settings) -> Iterator[Said]:
 
 
 def learning(settings: Settings) -> Iterator[Said]:
-    """Optimizers of policy and critic."""
-    updates = settings.integer(f"{ACTOR}ppo_epochs") * max(
-        1, round(prompts(settings) / settings.integer(f"{ACTOR}ppo_mini_batch_size"))
-    )
-    yield from optimizer(settings, ACTOR, "train.optimizer", length(settings).total(settings), updates)
+    """Optimizers of policy and critic. verl's schedule moves on once in a call of update_actor, whatever mini-batches and epochs it has."""
+    passes, minis = settings.integer(f"{ACTOR}ppo_epochs"), mini_batches(settings)
+    counted = passes * (settings.integer(FETCHED) if streams(settings) else minis)
+    roles = {ACTOR: "train.optimizer", **({"critic.": "critic.optimizer"} if is_gae(settings) else {})}
+    for prefix, target in roles.items():
+        total = length(settings).total(settings)
+        yield from optimizer(settings, prefix, target, total, passes * minis, counted)
     if is_gae(settings):
-        yield from optimizer(settings, "critic.", "critic.optimizer", length(settings).total(settings), updates)
         yield from critic(settings)
 
 
-def optimizer(settings: Settings, prefix: str, target: str, total: int | None, updates: int) -> Iterator[Said]:
+def optimizer(
+    settings: Settings, prefix: str, target: str, total: int | None, updates: int, counted: int = 1
+) -> Iterator[Said]:
     o = f"{prefix}optim."
     betas = settings[f"{o}betas"]
     if not isinstance(betas, list) or len(betas) != 2:
@@ -228,7 +238,7 @@ def optimizer(settings: Settings, prefix: str, target: str, total: int | None, u
         yield settings.field(f"{target}.beta1", betas[0], f"{o}betas")
         yield settings.field(f"{target}.beta2", betas[1], f"{o}betas")
     yield from Warmup(f"{o}lr_warmup_steps", f"{o}lr_warmup_steps_ratio", f"{target}.warmupSteps").said(
-        settings, total, updates
+        settings, total, updates, counted
     )
     falls = settings[f"{o}lr_decay_style"] in ("linear", "cosine")
     if falls and settings.number(f"{o}min_lr"):

@@ -139,7 +139,7 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
         ),
         read(f"{o}min_lr", f"{target}.minLearningRate", 0.0),
         read(f"{o}min_lr_ratio", f"{target}.minLearningRate"),
-        read(f"{o}lr_warmup_steps", f"{target}.warmupSteps", -1),
+        read(f"{o}lr_warmup_steps", f"{target}.warmupSteps", -1, text="x optimizer steps of a training step"),
         read(f"{o}lr_warmup_steps_ratio", f"{target}.warmupSteps", 0.0, text="needs --rows while epochs are given"),
         lacks(f"{o}optimizer", "the optimizer is AdamW", "adam", "adamw", "AdamW"),
         lacks(f"{o}lr_warmup_init", "the warm-up begins at 0", 0, 0.0),
