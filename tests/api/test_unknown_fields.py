@@ -48,6 +48,8 @@ from rljob_api.rules.words import ADVICE, WORDS
         ("trainer.megatronArgs", "it is called spec.trainer.transformerConfig here"),
         ("trainer.override_transformer_config", "it is called spec.trainer.transformerConfig here"),
         ("critic.megatron", "it is called spec.critic.transformerConfig here"),
+        ("trainer.nnodes", "it is called spec.trainer.nodes here"),
+        ("rewards.0.python.name", "it is called spec.rewards.python.function here"),
         ("train.optimizer.name", ""),
         ("rollout.name", ""),
         ("trainer.flavour", ""),

@@ -67,7 +67,7 @@ NEAR, NEARER = 0.75, 0.85
 MOST_MEANT = 3
 """Largest number of fields to choose from: with more, none is likely."""
 GENERAL = ("name",)
-"""Fields of list entries whose names say too little to be meant elsewhere."""
+"""Names that say too little to be meant in another section."""
 GANGS = ("critic", "reference", "rewards.model")
 """Sections of models that may have ranks of their own, with fields of the trainer's names."""
 
@@ -80,7 +80,8 @@ def _same(name: str) -> str:
 def _index(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     by_word: dict[str, list[str]] = {}
     for word, path in pairs:
-        by_word.setdefault(_same(word), []).append(path)
+        among = by_word.setdefault(_same(word), [])
+        among += [path] if path not in among else []
     return by_word
 
 
@@ -98,7 +99,7 @@ OURS = _index((name, path) for path in paths() if (name := path.rpartition(".")[
 THEIRS = _index(
     (word, field) for path, words in WORDS.items() for word in words.split() for field in [path, *_other_gangs(path)]
 )
-WORDS_OF_ALL = OURS.keys() | THEIRS.keys()
+WORDS_OF_ALL = (OURS.keys() | THEIRS.keys()) - {*GENERAL}
 HINTS = {_same(word): fix for word, fix in ADVICE.items()}
 
 
@@ -129,7 +130,10 @@ def meant(location: Location) -> Meant:
 
 def _elsewhere(word: str, fields: list[str]) -> Meant | None:
     """The meaning of a name that is a field of another section, another system's name, or one that we have advice for."""
-    ours, theirs = _nearest(OURS.get(word, []), fields), _nearest(THEIRS.get(word, []), fields)
+    known = THEIRS.get(word, [])
+    if word in GENERAL:
+        known = [path for path in known if path.split(".")[:-1] == fields]
+    ours, theirs = _nearest(OURS.get(word, []), fields), _nearest(known, fields)
     if word in HINTS and not (ours and _shared(ours[0], fields)):
         return Meant(HINTS[word])
     if ours and (not theirs or _shared(ours[0], fields) >= _shared(theirs[0], fields)):

@@ -230,6 +230,72 @@ def test_a_reward_that_wants_a_form_is_noted_and_can_be_given_it(tmp_path: Path)
     assert "its answer             reward 1" in formed.out and "note: " not in formed.out
 
 
+VERLS = [
+    {"data_source": "sum", "prompt": row["prompt"], "reward_model": {"ground_truth": row["answer"]}} for row in ROWS
+]
+NEEDS = "def reward(response, answer): return float(response == answer)\n"
+OF_VERL = "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 1\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "python", "said"),
+    [
+        (NEEDS, {}, "reward() of spec.rewards[0] takes `answer`"),
+        (OF_VERL, {"interface": "verl"}, "compute_score() of spec.rewards[0] takes `ground_truth`"),
+    ],
+)
+def test_rows_that_all_lack_the_answer_that_a_reward_takes_are_a_mistake_that_names_where_answers_are(
+    tmp_path: Path, code: str, python: dict[str, str], said: str
+) -> None:
+    rewards = [{"python": {"path": "/data/reward.py"} | python}]
+    trial = Trial(tmp_path, VERLS, rewards=rewards)
+    trial.write("reward.py", code)
+    found = trial.run()
+    (mistake, verdict) = found.err.splitlines()
+    assert found.code == 1 and verdict.startswith("trial: 1 mistake, ")
+    assert mistake.startswith(
+        f"spec.data.answerKey = answer: none of the rows of {tmp_path}/train.jsonl that were read"
+    )
+    assert said in mistake and "set it to reward_model.ground_truth, which holds '5'" in mistake
+    assert "its columns are data_source, prompt, reward_model" in mistake
+
+
+def test_a_function_that_may_do_without_answers_is_no_mistake(tmp_path: Path) -> None:
+    for code in ("def reward(response, answer=None): return 1\n", "def reward(response, **rest): return 1\n"):
+        assert reward_job(tmp_path, code, rows=VERLS).run().code == 0
+
+
+def test_answers_may_be_missing_where_the_entry_that_takes_them_does_not_count(tmp_path: Path) -> None:
+    rewards = [
+        {"dataSource": "sum", "rule": "number"},
+        {"dataSource": "form", "python": {"path": "/data/reward.py"}},
+    ]
+    rows = [SUM, {"data_source": "form", "prompt": "2+3="}]
+    trial = Trial(tmp_path, rows, rewards=rewards)
+    trial.write("reward.py", "def reward(response): return 1\n")
+    assert trial.run().code == 0
+    trial.write("reward.py", NEEDS)
+    assert "with the data source 'form' has an answer, and reward() of spec.rewards[1]" in trial.run().err
+
+
+def test_a_rule_that_finds_no_answer_names_where_answers_are(tmp_path: Path) -> None:
+    found = Trial(tmp_path, VERLS).run()
+    assert (
+        found.code == 1
+        and "train.jsonl row 1: has no answer, which the rule exactMatch of spec.rewards[0]" in found.err
+    )
+    assert "set spec.data.answerKey to reward_model.ground_truth, which holds '5'" in found.err
+
+
+def test_rewards_that_prefer_wrong_answers_are_said_to(tmp_path: Path) -> None:
+    found = reward_job(tmp_path, "def reward(response, answer): return float(response != answer)\n").run()
+    assert found.code == 0 and "right answers get less than wrong ones" in found.out
+    assert "trial: no mistake, 1 note, after " in found.out
+    constant = reward_job(tmp_path, "def reward(response, answer): return 1\n").run().out
+    assert "no row's answer is worth more than a wrong text" in constant and "less than wrong" not in constant
+    assert "no mistake, 1 note" in constant
+
+
 def agent_job(directory: Path, last: str, **changes: Any) -> Trial:
     agent = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 60}
     trial = Trial(directory, rollout={"agent": agent, "sampling": {"maxTokens": 20}}, **changes)

@@ -166,6 +166,20 @@ async def test_a_function_for_verl_without_its_interface_is_told_of_it(tmp_path)
         await ask(tmp_path, VERL, function="compute_score")
 
 
+async def test_a_file_without_the_function_says_what_it_has_and_how_verls_is_called(tmp_path):
+    with pytest.raises(ConfigurationError) as caught:
+        await ask(tmp_path, f"{VERL}\nfrom json import loads\nimport os\n")
+    said = str(caught.value)
+    assert (
+        "reward() in reward.py: AttributeError: the file has no such function; it has Verdict, compute_score;" in said
+    )
+    assert said.endswith("set interface: verl, or function: compute_score")
+    with pytest.raises(ConfigurationError, match="no such function; it has score; set python.function to one of them"):
+        await ask(tmp_path, "def score(response): return 1\n")
+    with pytest.raises(ConfigurationError, match="no such function; it has none; fix the file"):
+        await ask(tmp_path, "x = 1\n")
+
+
 async def test_a_function_of_ours_with_verls_interface_is_refused_at_the_start(tmp_path):
     with pytest.raises(ConfigurationError, match=r"compute_score\(\) in reward.py: .* no such function"):
         await ask(tmp_path, "def reward(response): return 1\n", interface="verl")

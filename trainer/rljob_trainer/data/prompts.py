@@ -21,7 +21,7 @@ from rljob_api.spec.train import VALIDATION
 from rljob_trainer.data.chat import encode_prompt, identity_of
 from rljob_trainer.data.files import MadeFiles, Place, Record, places
 from rljob_trainer.data.pictures import ImageReader, lifted
-from rljob_trainer.data.rows import Row, read_rows
+from rljob_trainer.data.rows import Row, answers_elsewhere, read_rows
 from rljob_trainer.data.tables import FileRows
 from rljob_trainer.data.tokenizer import Tokenizer, Vocabulary
 from rljob_trainer.failure import ConfigurationError
@@ -86,6 +86,12 @@ class PromptSet(Sequence[Prompt]):
             digest.update(f"{p.index}:{p.identity or p.text}\0".encode(errors="surrogatepass"))
         self.digest = int.from_bytes(digest.digest()[:6])
         """Of all indices and identities: equal for equal data."""
+
+    @property
+    def unanswered(self) -> set[str]:
+        """Data sources none of whose prompts has an answer."""
+        sources = {(source, bool(answer)) for _, answer, source in self._texts}
+        return {source for source, _ in sources if (source, True) not in sources}
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -169,7 +175,7 @@ def _fitting(
     for index, row in enumerate(rows):
         problem = validate_row(row.data_source, row.answer)
         if problem:
-            raise row.place.error(*problem)
+            raise row.place.error(*_located(problem, row))
         text, tokens = encode_prompt(row, spec, tokenizer)
         if vocabulary:
             vocabulary.require(tokens, row.place, tokenizer)
@@ -186,6 +192,14 @@ def _fitting(
         yield Prompt(
             index, tuple(tokens), text, row.answer, row.data_source, identity=identity_of(row, spec, tokenizer)
         )
+
+
+def _located(problem: tuple[str, str], row: Row) -> tuple[str, str]:
+    """With what to set where the answer is missing."""
+    rule, fix = problem
+    if row.answer or "answerKey" not in fix:
+        return problem
+    return rule, f"{answers_elsewhere(row.place, 'set spec.data.answerKey')}; or correct the row"
 
 
 @dataclass(frozen=True, slots=True)

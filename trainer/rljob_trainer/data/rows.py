@@ -70,6 +70,37 @@ def answer_in(record: Record, spec: DataSpec) -> Any:
     return "" if value is None or value is ABSENT else value
 
 
+PLACES_OF_ANSWERS = (
+    *(
+        "reward_model.ground_truth",
+        "ground_truth",
+        "answer",
+        "solution",
+        "label",
+        "target",
+        "gold",
+        "response",
+        "output",
+    ),
+    *("extra_info.answer", "extra_info.ground_truth", "metadata.answer", "answers"),
+)
+"""Where data sets have their answers: verl's first."""
+
+
+def answers_elsewhere(file: Place, setting: str) -> str:
+    """What to do about rows without an answer, by the first row of their file. `setting`: `set KEY`."""
+    place, record = next(read_records(file, ()))
+    found = [(path, value) for path in PLACES_OF_ANSWERS if _is_answer(value := find(path, record))]
+    meant = (
+        f"{setting} to {found[0][0]}, which holds {short(found[0][1])}" if found else f"{setting} to the one of answers"
+    )
+    return f"{meant}; its columns are {', '.join(columns(place, record))}"
+
+
+def _is_answer(value: Any) -> bool:
+    return value is not ABSENT and not isinstance(value, _NO_TEXTS) and value not in (None, "")
+
+
 def _scalar(field: str, key: str, record: Record, place: Place) -> str:
     """As Python's str() writes it. Null is empty; so is a column that is absent under its default name, for files that need none."""
     value = find(key, record)

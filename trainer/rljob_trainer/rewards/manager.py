@@ -86,6 +86,12 @@ class RewardManager:
         """Whether there is any process in the pods of each entry that has pods."""
         return all(pods.ready for pods in self._pods.values())
 
+    @property
+    def needed_answers(self) -> dict[int, str]:
+        """By the index of entries whose functions have no default for a row's answer, what these call it. Known once they have started."""
+        own = {i: scorer.needed_answer for i, scorer in self._scorers.items() if isinstance(scorer, PythonFile)}
+        return {i: name for i, name in own.items() if name}
+
     async def start(self) -> None:
         """Start processes and connections. Raises ConfigurationError for a file that cannot be used or a variable that is not set."""
         await asyncio.gather(*(scorer.start() for scorer in self._scorers.values()))

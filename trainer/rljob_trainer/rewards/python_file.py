@@ -21,6 +21,8 @@ from rljob_trainer.rewards.request import (
 from rljob_trainer.workers.process import WorkerGone, WorkerLost, WorkerProcess, WorkerTaken
 from rljob_trainer.workers.workers import AnyWorkers, NotLoaded, OwnWorkers, PodWorkers, Tries
 
+NAMES_OF_ANSWERS = ("answer", "ground_truth")
+"""What the interfaces call the answer of a row."""
 AT_ONCE = 64
 """Concurrent calls of an async function: over all processes next to the driver, or in each one of a pod."""
 
@@ -53,6 +55,8 @@ class PythonFile:
         self._in_pods = pods is not None
         self._takes: list[str] | None = None
         """Names of what the function is called with, once that is known."""
+        self.needed_answer: str = ""
+        """What a function calls the answer that has no default for it; empty: it may do without, or is not loaded."""
 
     async def start(self) -> None:
         """Raises ConfigurationError when the file is missing, cannot be imported, or lacks a function that can be called. Pods are waited for only
@@ -74,13 +78,15 @@ class PythonFile:
     async def _loaded(self) -> list[str]:
         """What the function takes."""
         try:
-            takes = list((await self._workers.start()).takes)
+            process = await self._workers.start()
         except NotLoaded as error:
             raise ConfigurationError(
                 self._field, self._target, f"cannot be loaded: {error}", self._fix(error)
             ) from error
+        takes = list(process.takes)
         require_arguments(f"{self._field.removesuffix('.path')}.arguments", self._spec, takes)
         self._takes = takes
+        self.needed_answer = next((name for name in NAMES_OF_ANSWERS if name in process.hello.get("needs", ())), "")
         return takes
 
     async def _reply(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -113,8 +119,14 @@ class PythonFile:
         return await asyncio.to_thread(arguments, request, self._known, takes)
 
     def _fix(self, error: BaseException) -> str:
-        if self._spec.interface != "verl" and "'solution_str'" in str(error):
+        said, ours = str(error), self._spec.interface != "verl"
+        if ours and "'solution_str'" in said:
             return "a function that was written for verl needs interface: verl next to its path"
+        if "no such function" in said and not said.endswith(" none"):
+            of_verl = ours and "compute_score" in said.partition("it has ")[2].split(", ")
+            return (
+                "set interface: verl, or function: compute_score" if of_verl else "set python.function to one of them"
+            )
         return "fix the file; it is imported by itself, with the image's packages"
 
     def _require_file(self) -> None:

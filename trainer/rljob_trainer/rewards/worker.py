@@ -1,10 +1,10 @@
 """The process that runs a user's reward function: `python -m rljob_trainer.rewards.worker FILE FUNCTION VALUES SECONDS`.
 
-First it says {"takes": names, "concurrent": whether the function is async} or {"error": text}: of VALUES, a JSON list of names, those that
-the function's signature asks for. Then it reads pickled pairs of a number and a dict of these values, since a row may hold bytes and dates, and
-answers each with {"number", "score": number, "metrics": {name: number}, "prediction": text or null} or {"number", "error": text, "kind": text},
-whose kinds are those of rewards/request.py. Answers are lines of JSON, since the user's code may write them. Calls of an async function run at
-the same time, each for at most SECONDS.
+First it says {"takes": names, "needs": names, "concurrent": whether the function is async} or {"error": text}: of VALUES, a JSON list of names,
+those that the function's signature asks for, and of these the ones without a default. Then it reads pickled pairs of a number and a dict of the
+values that it takes, since a row may hold bytes and dates, and answers each with {"number", "score": number, "metrics": {name: number},
+"prediction": text or null} or {"number", "error": text, "kind": text}, whose kinds are those of rewards/request.py. Answers are lines of JSON, since
+the user's code may write them. Calls of an async function run at the same time, each for at most SECONDS.
 The user's own prints go to stderr; what the function runs or forks reads none of the questions and keeps no hold of the answers.
 Imports nothing large, so that it starts at once.
 
@@ -23,6 +23,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, BinaryIO, NamedTuple
 
 from rljob_api.metrics import MOST_REWARD_METRICS, OWN_NAME
@@ -116,7 +117,7 @@ def main() -> None:
         say(answers, error=explain(error, path, name))
         return
     concurrent = is_async(function)
-    say(answers, takes=takes, concurrent=concurrent)
+    say(answers, takes=takes, needs=needed(function, takes), concurrent=concurrent)
     with contextlib.suppress(EOFError):
         if concurrent:
             asyncio.run(serve(function, questions, answers, path, name, float(seconds)))
@@ -151,11 +152,18 @@ async def serve(
 
 def load(path: str, name: str) -> Function:
     """The function of that name in the file; the file's directory is importable, as for a script."""
-    function = getattr(imported(path), name, None)
+    module = imported(path)
+    function = getattr(module, name, None)
     if not callable(function):
-        raise AttributeError("the file has no such function")
+        own = [key for key, value in vars(module).items() if callable(value) and is_defined_in(module, value)]
+        raise AttributeError(f"the file has no such function; it has {', '.join(own) or 'none'}")
     require_imports(path, name)
     return function
+
+
+def is_defined_in(module: ModuleType, value: Callable[..., Any]) -> bool:
+    """Not imported there from another file."""
+    return getattr(value, "__module__", None) == module.__name__
 
 
 def is_async(function: Function) -> bool:
@@ -225,6 +233,12 @@ def parameters_of(function: Callable[..., Any], known: Sequence[str]) -> list[st
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return list(known)
     return [p.name for p in parameters if p.name in known and p.kind in BY_NAME]
+
+
+def needed(function: Callable[..., Any], takes: Sequence[str]) -> list[str]:
+    """Those of the names it takes without which it cannot be called."""
+    parameters = inspect.signature(function).parameters
+    return [name for name in takes if name in parameters and parameters[name].default is inspect.Parameter.empty]
 
 
 if __name__ == "__main__":

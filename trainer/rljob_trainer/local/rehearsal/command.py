@@ -102,6 +102,8 @@ async def _reinforcement(rehearsal: Rehearsal, findings: Findings, page: "Page")
                 findings.refuse(tried)
                 continue
             findings.add(tried)
+            for mistake in rehearsal.missing_answers(tried):
+                findings.refuse(mistake)
             for line in page.file(tried):
                 print(line)
 
@@ -153,9 +155,15 @@ def _ended(findings: Findings, name: str, seconds: float) -> int:
     for mistake in findings.mistakes:
         print(mistake, file=sys.stderr)
     count = len(findings.mistakes)
-    verdict = "no mistake was seen" if not count else "1 mistake" if count == 1 else f"{count} mistakes"
+    verdict = _verdict(count, len(findings.notes))
     print(f"{name}: {verdict}, after {seconds:.1f} s", file=sys.stderr if count else sys.stdout)
     return 1 if count else 0
+
+
+def _verdict(mistakes: int, notes: int) -> str:
+    if mistakes:
+        return "1 mistake" if mistakes == 1 else f"{mistakes} mistakes"
+    return f"no mistake, {notes} note{'' if notes == 1 else 's'}" if notes else "no mistake was seen"
 
 
 def quiet() -> None:

@@ -10,6 +10,7 @@ from rljob_trainer.agents import recording
 from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.local.rehearsal.policy import OTHER, Script
 from rljob_trainer.local.rehearsal.rows import TriedFile, TriedRow, out_of_reach
 from rljob_trainer.rewards import request
 from rljob_trainer.rewards.request import SampleFailed
@@ -136,15 +137,32 @@ def _unscored(file: TriedFile, spec: RLJobSpec) -> list[str]:
 def _undecided(file: TriedFile) -> Iterable[str]:
     """Rewards that tell no right response from a wrong one."""
     verdicts = [verdict for row in file.rows if (verdict := distinguishes(row)) is not None]
-    if verdicts and not any(verdicts):
+    if not verdicts or any(verdicts):
+        return
+    where = f"{file.place.field} = {file.place.path}"
+    if all(map(prefers_wrong, file.rows)):
+        yield f"{where}: right answers get less than wrong ones: correct the reward, or the sign of its weight"
+    else:
         yield (
-            f"{file.place.field} = {file.place.path}: no row's answer is worth more than a wrong text: if the reward wants answers in a form of "
+            f"{where}: no row's answer is worth more than a wrong text: if the reward wants answers in a form of "
             "its own (a box, tags), write one with --response, for example --response '<answer>{answer}</answer>'; else correct the reward"
         )
 
 
 def distinguishes(row: TriedRow) -> bool | None:
     """Whether the row's own answer is worth more than every other text. None: nobody can say."""
-    rewards = [(script.is_right, o.result.reward) for script, o in row.samples if isinstance(o.result, Trajectory)]
-    right, wrong = [r for is_right, r in rewards if is_right], [r for is_right, r in rewards if not is_right]
+    right, wrong = (
+        [r for script, r in _rewards(row) if script.is_right],
+        [r for s, r in _rewards(row) if not s.is_right],
+    )
     return min(right) > max(wrong) if right and wrong else None
+
+
+def prefers_wrong(row: TriedRow) -> bool:
+    """Whether the row's own answer is worth less than one of the same form that is wrong."""
+    rewards = {script.name: reward for script, reward in _rewards(row) if script.is_right or script.name == OTHER}
+    return len(rewards) == 2 and rewards.pop(OTHER) > min(rewards.values())
+
+
+def _rewards(row: TriedRow) -> list[tuple[Script, float]]:
+    return [(script, o.result.reward) for script, o in row.samples if isinstance(o.result, Trajectory)]

@@ -23,6 +23,8 @@ from rljob_trainer.wire.rollout_server import Parsed, ParseRequest, ToolCall
 from rljob_trainer.workers.process import WorkerLost
 
 UNRELATED = "I do not know."
+OTHER = "another row's answer"
+"""The script of a wrong answer in the form of a right one."""
 ANSWER = "{answer}"
 """In a text that the user gives: stands for the row's answer."""
 EXAMPLES: Mapping[str, Any] = {
@@ -88,7 +90,7 @@ def scripts(prompt: Prompt, others: Sequence[Prompt], said: Sequence[str], calls
     other = next((o.answer for o in others if o.answer and o.answer != prompt.answer), None)
     return [
         *([script("its answer", prompt.answer, is_right=True)] if prompt.answer else []),
-        *([script("another row's answer", other)] if other else []),
+        *([script(OTHER, other)] if other else []),
         Script("an unrelated text", (UNRELATED,)),
         Script("nothing", ("",)),
     ]

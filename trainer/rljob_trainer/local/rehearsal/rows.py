@@ -22,6 +22,7 @@ from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, Vocabulary
 from rljob_trainer.driver.buffer.assembly import Outcome
 from rljob_trainer.driver.buffer.generation import Generator, GroupRequest
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.local.rehearsal.answers import missing_answers
 from rljob_trainer.local.rehearsal.policy import LocalParser, Script, ScriptedPolicy, calling, end_of, scripts
 from rljob_trainer.rewards.manager import RewardManager, is_scored_by_driver
 from rljob_trainer.rewards.request import SampleFailed
@@ -85,6 +86,10 @@ class Rehearsal:
         mistakes = [mistake for manager in alone for mistake in await _mistakes(manager.start())]
         await asyncio.gather(*(manager.stop() for manager in alone))
         return mistakes
+
+    def missing_answers(self, file: TriedFile) -> Iterator[ConfigurationError]:
+        """That rewards judge by."""
+        return missing_answers(self._spec, file.place, file.prompts, self._rewards.needed_answers)
 
     async def files(self) -> AsyncIterator[TriedFile | ConfigurationError]:
         """Of training, then held-out data, or what is wrong with each. Data that are generated are written, as a job would."""
