@@ -8,6 +8,7 @@ from rljob_import.readers.hydra import UnreadableFile, plain, tree_of
 from rljob_import.settings import Configuration, Settings, System, show
 from rljob_import.shared import places, values
 from rljob_import.shared.adapters import adapters
+from rljob_import.shared.fsdp import checkpointed, other_trainer
 from rljob_import.shared.megatron import (
     RoleLayout,
     recompute,
@@ -150,6 +151,10 @@ def amounts(settings: Settings) -> Iterator[Said]:
 
 
 def layout(settings: Settings) -> Iterator[Said]:
+    if not settings["use_mca"]:
+        key = "disable_gradient_checkpointing"
+        yield other_trainer(settings, "deepspeed" if "deepspeed" in settings else "use_mca")
+        yield from checkpointed(settings, key, not settings[key], "")
     yield from virtual_pipeline(settings, "")
     yield from recompute(settings, "")
     yield from transformer_config(settings, "")

@@ -1,5 +1,6 @@
 """LLaMA-Factory's keys, and what each of them becomes. What several of them make together is in `flat.py`."""
 
+from rljob_import.shared.fsdp import checkpointing_row
 from rljob_import.shared.megatron import (
     layout_rows,
     recompute_rows,
@@ -26,7 +27,7 @@ MODEL = (
     read("stage", "task", "sft", text="sft, dpo, rm and pt"),
     must("do_train", True, "a job trains"),
     read("finetuning_type", "model.lora", "lora", text="lora; with freeze all parameters are trained"),
-    implied("use_mca", "Megatron trains", also=("use_megatron_bridge",)),
+    read("use_mca", "", False, also=("use_megatron_bridge",), text="Megatron trains, with it or without"),
     read("lora_rank", "model.lora.rank", 8),
     read("lora_alpha", "model.lora.alpha", text="unset: twice lora_rank"),
     read("lora_target", "model.lora.targets", "all"),
@@ -63,11 +64,8 @@ MODEL = (
         implied(key, "attention and kernels are Transformer Engine's")
         for key in ("flash_attn", "enable_liger_kernel", "use_unsloth")
     ),
-    implied(
-        "gradient_checkpointing",
-        "trainer.recompute says what is computed again",
-        also=("disable_gradient_checkpointing",),
-    ),
+    checkpointing_row("disable_gradient_checkpointing", False),
+    implied("gradient_checkpointing", "disable_gradient_checkpointing decides"),
     lacks("rope_scaling", "the model is as its config.json says"),
     lacks("resize_vocab", "the model is as its config.json says"),
     lacks("neftune_noise_alpha", "embeddings get no noise"),

@@ -8,6 +8,7 @@ from rljob_import.readers.hydra import UnreadableFile, flatten
 from rljob_import.settings import Configuration, Settings, System
 from rljob_import.shared import places
 from rljob_import.shared.adapters import adapters
+from rljob_import.shared.fsdp import checkpointing_row
 from rljob_import.shared.megatron import RoleLayout
 from rljob_import.shared.training import Length
 from rljob_import.shared.values import LLAMA_FACTORY, place
@@ -52,6 +53,7 @@ DATA = (
     *(implied(key, "of its chat, not of training") for key in ("sample_backend", "max_new_tokens")),
 )
 
+CHECKPOINTING = "enable_activation_checkpointing"
 TRAIN = (
     read("micro_batch_size", "train.tokensPerMicroBatch", 1),
     read("global_batch_size", "train.samplesPerStep", text="unset: micro_batch_size x data-parallel ranks"),
@@ -63,7 +65,7 @@ TRAIN = (
     implied("optim_config.*", "read with optim_config.name only"),
     lacks("lr_scheduler_config.*", "the learning rate is constant, as without it"),
     read("bf16", "model.dtype", True, text="true: bfloat16; false: float32"),
-    implied("enable_activation_checkpointing", "trainer.recompute says what is computed again"),
+    checkpointing_row(CHECKPOINTING, True),
     must("full_determinism", False, "steps repeat bit for bit on CPU only"),
     read("pref_loss", "dpo.loss", "sigmoid"),
     becomes("pref_beta", "dpo.beta", 0.1),
@@ -215,6 +217,9 @@ def amounts(settings: Settings) -> Iterator[Said]:
     longest = layout.aligned(settings.integer("cutoff_len")) * (2 if task(settings) in PAIRS else 1)
     yield settings.field("train.tokensPerMicroBatch", each * longest, "micro_batch_size", "cutoff_len")
     yield from Length("max_steps", "num_train_epochs", batch).said(settings)
+    if settings[CHECKPOINTING]:
+        text = "whole layers are computed again"
+        yield settings.field("trainer.recompute.granularity", "full", CHECKPOINTING, why=text)
     for name, value in ADAMW.items():
         yield Field(f"train.optimizer.{name}", value, "default of torch's AdamW", assumed=True)
 

@@ -7,6 +7,7 @@ from rljob_api.spec.run import MOST_CHECKPOINTS, LifecycleSpec
 from rljob_import.readers.hydra import UnreadableFile, flatten, plain, resolve, tree_of
 from rljob_import.settings import Configuration, Settings, System, show
 from rljob_import.shared import places, values
+from rljob_import.shared.fsdp import checkpointed, other_trainer
 from rljob_import.shared.megatron import (
     RoleLayout,
     recompute,
@@ -16,6 +17,7 @@ from rljob_import.shared.megatron import (
 from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, Length, Warmup, own
 from rljob_import.shared.values import divisor
 from rljob_import.systems.rlinf.reasoning_rows import ROWS
+from rljob_import.systems.rlinf.rows import OFFLOAD
 from rljob_import.table import Field, Note, Outcome, Problem, Said
 
 LOSSES = ("actor", "actor_critic", "ppo")
@@ -185,6 +187,13 @@ def correction(settings: Settings) -> Iterator[Said]:
 
 
 def layout(settings: Settings) -> Iterator[Said]:
+    backend, key = "actor.training_backend", "actor.fsdp_config.gradient_checkpointing"
+    if settings[backend] != "megatron":
+        yield other_trainer(settings, backend)
+        yield from checkpointed(settings, key, bool(settings[key]), "actor.model.")
+        if settings[OFFLOAD]:
+            parts = ("parameters", "gradients", "optimizer")
+            yield from (settings.field(f"trainer.offload.{part}", True, OFFLOAD) for part in parts)
     yield from virtual_pipeline(settings, "actor.model.")
     yield from recompute(settings, "actor.model.")
     yield from transformer_config(settings, "actor.model")

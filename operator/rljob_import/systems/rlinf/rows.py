@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rljob_import.shared.fsdp import checkpointing_row
 from rljob_import.shared.megatron import (
     layout_rows,
     recompute_rows,
@@ -136,8 +137,10 @@ DATA = (
     ),
 )
 
+OFFLOAD = "actor.enable_offload"
 ACTOR = (
-    must("actor.training_backend", "megatron", "the trainer is Megatron: choose trainer.parallelism"),
+    read("actor.training_backend", "", "megatron", text="of other backends the layout is not taken over"),
+    checkpointing_row("actor.fsdp_config.gradient_checkpointing", False),
     read(
         "actor.model.precision",
         "model.dtype",
@@ -167,6 +170,7 @@ ACTOR = (
     becomes("actor.optim.overlap_param_gather", "trainer.overlap.paramGather"),
     becomes("actor.offload_optimizer", "trainer.offload.optimizer", False),
     becomes("actor.offload_weight", "trainer.offload.parameters", False),
+    read(OFFLOAD, "trainer.offload", False, text="of FSDP: parameters, gradients and optimizer"),
     becomes("actor.offload_grad", "trainer.offload.gradients", False),
     *(implied(f"actor.model.{key}", SAYS) for key in (*SHAPE, *RUN)),
     *(implied(f"actor.model.{key}") for key in ("model_type", "spec_name", "openpi.*", "is_lora", "sharding_strategy")),
@@ -209,10 +213,7 @@ ACTOR = (
             "fsdp_config.*",
         )
     ),
-    *(
-        implied(f"actor.{key}")
-        for key in ("checkpoint_save_path", "enable_offload", "micro_batch_size", "global_batch_size")
-    ),
+    *(implied(f"actor.{key}") for key in ("checkpoint_save_path", "micro_batch_size", "global_batch_size")),
     read("reward.reward_type", "rewards", "math"),
     read("reward.reward_scale", "rewards[].weight", 1.0),
     *(lacks(f"reward.{key}", "clip the score in a reward function") for key in ("reward_min_val", "reward_max_val")),

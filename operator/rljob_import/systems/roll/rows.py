@@ -1,5 +1,6 @@
 """What becomes of the keys of ROLL's YAML: RLVR, SFT and DPO pipelines."""
 
+from rljob_import.shared.fsdp import checkpointing_row, ulysses_row
 from rljob_import.shared.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
 from rljob_import.shared.values import IMAGES, REPLAY, choice
 from rljob_import.table import Row, becomes, implied, lacks, must, read
@@ -120,9 +121,10 @@ def _model_and_data(prefix: str) -> tuple[Row, ...]:
         lacks(f"{prefix}model_args.freeze_module_prefix", "all parameters are trained"),
         *(
             implied(f"{prefix}model_args.{key}")
-            for key in ("attn_implementation", "flash_attn", "model_type", "ulysses_size", "model_name_or_path")
+            for key in ("attn_implementation", "flash_attn", "model_type", "model_name_or_path")
         ),
-        implied(f"{prefix}model_args.disable_gradient_checkpointing", "trainer.recompute says what is computed again"),
+        ulysses_row(f"{prefix}model_args.ulysses_size"),
+        checkpointing_row(f"{prefix}model_args.disable_gradient_checkpointing", False),
         read(f"{prefix}data_args.file_name", "data.train"),
         read(f"{prefix}data_args.dataset_dir", "", text="file_name says it"),
         lacks(f"{prefix}data_args.domain_interleave_probs.*", "data.weights mixes files, and not domains"),

@@ -6,6 +6,7 @@ from rljob_import.readers.arithmetic import devices
 from rljob_import.settings import NotANumber, Settings
 from rljob_import.shared import places
 from rljob_import.shared.adapters import adapters
+from rljob_import.shared.fsdp import checkpointed, other_trainer, shared_sequences, with_ulysses
 from rljob_import.shared.megatron import RoleLayout, other_layout, recompute, transformer_config, virtual_pipeline
 from rljob_import.shared.training import Length, Warmup
 from rljob_import.shared.values import divisor, items
@@ -72,6 +73,16 @@ def config(settings: Settings) -> str:
     return f"{role(settings)}strategy_args.strategy_config."
 
 
+def on_megatron(settings: Settings) -> bool:
+    return bool(settings[f"{role(settings)}strategy_args.strategy_name"] == "megatron_train")
+
+
+def policy_layout(settings: Settings) -> RoleLayout:
+    sizes = RoleLayout.of(settings, config(settings))
+    key = f"{role(settings)}model_args.ulysses_size"
+    return sizes if on_megatron(settings) else with_ulysses(settings, sizes, key)
+
+
 def gpus(settings: Settings, key: str) -> list[int]:
     """The numbers of a device_mapping. Raises NotANumber."""
     value = settings[key]
@@ -99,6 +110,12 @@ def layout(settings: Settings) -> Iterator[Said]:
             if flags
             else settings.field(field, value, key, "num_gpus_per_node")
         )
+    if not on_megatron(settings):
+        m = f"{role(settings)}model_args."
+        yield other_trainer(settings, f"{role(settings)}strategy_args.strategy_name")
+        key = f"{m}disable_gradient_checkpointing"
+        yield from checkpointed(settings, key, not settings[key], c)
+        yield from shared_sequences(settings, f"{m}ulysses_size")
     yield from virtual_pipeline(settings, c)
     yield from recompute(settings, c)
     yield from transformer_config(settings, c.removesuffix("."))
@@ -109,11 +126,6 @@ def layout(settings: Settings) -> Iterator[Said]:
                 settings[f"{c}additional_configs.{extra}"],
                 f"{c}additional_configs.{extra}",
             )
-    strategy = f"{role(settings)}strategy_args.strategy_name"
-    if settings[strategy] != "megatron_train":
-        yield settings.changed(
-            strategy, "the trainer is Megatron: choose trainer.parallelism; data and batches are taken over"
-        )
 
 
 def other_roles(settings: Settings) -> Iterator[Said]:
@@ -125,7 +137,7 @@ def samples(settings: Settings) -> int:
     nodes, ranks = machine(settings)
     t, copies = (
         f"{role(settings)}training_args.",
-        max(1, nodes * ranks // RoleLayout.of(settings, config(settings)).copy),
+        max(1, nodes * ranks // policy_layout(settings).copy),
     )
     return (
         settings.integer(f"{t}per_device_train_batch_size")
@@ -135,7 +147,7 @@ def samples(settings: Settings) -> int:
 
 
 def tokens(settings: Settings, longest: int) -> Iterator[Said]:
-    r, least = role(settings), RoleLayout.of(settings, config(settings)).aligned(longest)
+    r, least = role(settings), policy_layout(settings).aligned(longest)
     dynamic, packed = (
         f"{r}max_tokens_per_microbatch_in_train",
         f"{r}sequence_packing_args.max_packed_sequence_length_train",
@@ -207,7 +219,7 @@ def supervised(settings: Settings) -> Iterator[Said]:
         why="x data-parallel ranks",
     )
     yield from learning(settings, batch, 1)
-    longest = RoleLayout.of(settings, config(settings)).aligned(settings.integer("sequence_length")) * (2 if dpo else 1)
+    longest = policy_layout(settings).aligned(settings.integer("sequence_length")) * (2 if dpo else 1)
     yield from tokens(settings, longest)
     if dpo and settings["ipo"]:
         yield settings.field("dpo.loss", "ipo", "ipo")

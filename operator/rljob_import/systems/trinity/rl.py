@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from rljob_api.spec.train import MOST_STALENESS
 from rljob_import.settings import Settings, System
 from rljob_import.shared import places, values
+from rljob_import.shared.fsdp import checkpointed, other_trainer, shared_sequences, with_ulysses
 from rljob_import.shared.megatron import RoleLayout, other_layout, recompute, transformer_config, virtual_pipeline
 from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, Length, Warmup, own
 from rljob_import.shared.values import divisor, items
 from rljob_import.systems.trinity.rl_rows import ROWS, TASKS
-from rljob_import.systems.trinity.rows import ACTOR, CRITIC, REF
+from rljob_import.systems.trinity.rows import ACTOR, CHECKPOINTING, CRITIC, REF, ULYSSES
 from rljob_import.systems.trinity.run import (
     AUXILIARY,
     DISTILL,
@@ -40,6 +41,7 @@ MATH = ("math_reward", "math_boxed_reward", "accuracy_reward", "math_dapo_reward
 PROMPTING = ("math_workflow", "math_boxed_workflow", "on_policy_distill_math_workflow")
 """Workflows that add a system prompt of their own."""
 WORKFLOWS = (*PROMPTING, "simple_workflow", "async_math_workflow", None)
+STRATEGY = "trainer.trainer_strategy"
 OVERRIDE = f"{ACTOR}megatron.override_transformer_config"
 
 
@@ -101,7 +103,7 @@ def amounts(settings: Settings) -> Iterator[Said]:
     tokens, response = prompt_tokens(settings), settings.integer("model.max_response_tokens")
     yield settings.field("data.maxPromptTokens", tokens, "model.max_prompt_tokens", "model.max_model_len")
     yield settings.field("rollout.sampling.maxTokens", response, "model.max_response_tokens")
-    layout, key = RoleLayout.of(settings, f"{ACTOR}megatron."), "trainer.max_token_len_per_gpu"
+    layout, key = policy_layout(settings), "trainer.max_token_len_per_gpu"
     budget = max(settings.integer(key) * layout.context, layout.aligned(tokens + response))
     yield settings.field(
         "train.tokensPerMicroBatch", budget, key, why=f"at least {layout.aligned(tokens + response)} tokens"
@@ -221,7 +223,7 @@ def machines(settings: Settings) -> Iterator[Said]:
     yield settings.field("rollout.replicas", engines, keys[2])
     yield settings.field("rollout.tensorParallel", size, "explorer.rollout_model.tensor_parallel_size")
     whole = rest >= per_node and rest % per_node == 0
-    copy = RoleLayout.of(settings, f"{ACTOR}megatron.").copy
+    copy = policy_layout(settings).copy
     ranks = options.gpus_per_node or (per_node if whole else rest)
     pods = options.nodes or (rest // per_node if whole else 1)
     if ranks < 1:
@@ -234,10 +236,21 @@ def machines(settings: Settings) -> Iterator[Said]:
     yield settings.field("trainer.processesPerNode", ranks, *keys)
 
 
+def strategy_key(settings: Settings) -> str:
+    return f"{ACTOR}strategy" if f"{ACTOR}strategy" in settings and STRATEGY not in settings else STRATEGY
+
+
+def policy_layout(settings: Settings) -> RoleLayout:
+    sizes = RoleLayout.of(settings, f"{ACTOR}megatron.")
+    return sizes if settings[strategy_key(settings)] == "megatron" else with_ulysses(settings, sizes, ULYSSES)
+
+
 def layout(settings: Settings) -> Iterator[Said]:
-    strategy = "trainer.trainer_strategy" if "trainer.trainer_strategy" in settings else f"{ACTOR}strategy"
+    strategy = strategy_key(settings)
     if settings[strategy] != "megatron":
-        yield settings.changed(strategy, "the trainer is Megatron: choose trainer.parallelism")
+        yield other_trainer(settings, strategy)
+        yield from checkpointed(settings, CHECKPOINTING, bool(settings[CHECKPOINTING]), f"{OVERRIDE}.")
+        yield from shared_sequences(settings, ULYSSES)
     yield from virtual_pipeline(settings, f"{ACTOR}megatron.")
     yield from recompute(settings, f"{OVERRIDE}.")
     yield from transformer_config(settings, OVERRIDE)

@@ -1,12 +1,15 @@
 """What becomes of the keys of Trinity-RFT's YAML."""
 
+from rljob_import.shared.fsdp import checkpointing_row, ulysses_row
 from rljob_import.shared.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
 from rljob_import.shared.values import DECAYS, REPLAY, at_least
 from rljob_import.systems.verl.rows import megatron_rows, optimizer_rows
-from rljob_import.table import Row, becomes, implied, lacks, must, read
+from rljob_import.table import Row, becomes, implied, lacks, read
 
 CONFIG = "trainer.trainer_config."
 ACTOR, REF, CRITIC = (f"{CONFIG}{part}." for part in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"))
+ULYSSES = "trainer.ulysses_sequence_parallel_size"
+CHECKPOINTING = f"{CONFIG}actor_rollout_ref.model.enable_gradient_checkpointing"
 SUBSET = "put the files of this subset in place"
 
 RUN = (
@@ -79,18 +82,17 @@ def _verl() -> tuple[Row, ...]:
         "ppo_micro_batch_size_per_gpu",
         "use_dynamic_bsz",
         "ppo_max_token_len_per_gpu",
-        "ulysses_sequence_parallel_size",
         "ppo_epochs",
         "shuffle",
     )
     return (
-        read(f"{ACTOR}strategy", "", "megatron"),
+        read(f"{ACTOR}strategy", "", "fsdp"),
         *layout_rows(m, {"sequence_parallel": True}),
         *recompute_rows(f"{m}override_transformer_config."),
         transformer_row(f"{m}override_transformer_config"),
-        becomes(f"{m}param_offload", "trainer.offload.parameters"),
+        becomes(f"{m}param_offload", "trainer.offload.parameters", also=(f"{ACTOR}fsdp_config.param_offload",)),
         becomes(f"{m}grad_offload", "trainer.offload.gradients"),
-        becomes(f"{m}optimizer_offload", "trainer.offload.optimizer"),
+        becomes(f"{m}optimizer_offload", "trainer.offload.optimizer", also=(f"{ACTOR}fsdp_config.optimizer_offload",)),
         read(f"{m}use_dist_checkpointing", "model.megatronCheckpoint", False),
         read(f"{m}dist_checkpointing_path", "model.megatronCheckpoint"),
         becomes(f"{m}router_replay.mode", "algorithm.rolloutCorrection.routerReplay", "disabled", REPLAY),
@@ -119,7 +121,7 @@ def _others() -> tuple[Row, ...]:
             for prefix, _ in roles
             for key in ("override_transformer_config.*", "use_dist_checkpointing", "dist_checkpointing_path")
         ),
-        becomes(f"{REF}megatron.param_offload", "reference.offload"),
+        becomes(f"{REF}megatron.param_offload", "reference.offload", also=(f"{REF}fsdp_config.param_offload",)),
         *(implied(f"{REF}megatron.{key}_offload") for key in ("grad", "optimizer")),
         *(
             implied(f"{REF}{key}")
@@ -162,7 +164,7 @@ def _others() -> tuple[Row, ...]:
 
 
 TRAINER = (
-    read("trainer.trainer_strategy", "", "megatron"),
+    read("trainer.trainer_strategy", "", "fsdp", text="of other strategies than megatron the layout is not taken over"),
     becomes("trainer.save_interval", "checkpoint.everySteps", 0, at_least(0)),
     read(
         "trainer.max_checkpoints_to_keep",
@@ -173,7 +175,13 @@ TRAINER = (
     becomes("trainer.save_hf_checkpoint", "checkpoint.exportHuggingFace", convert=lambda value: value != "never"),
     implied("trainer.use_dynamic_bsz", "one token budget holds for all passes"),
     read("trainer.max_token_len_per_gpu", "train.tokensPerMicroBatch", 16384, text="x context parallel size"),
-    must("trainer.ulysses_sequence_parallel_size", 1, "see trainer.parallelism.context"),
+    ulysses_row(
+        ULYSSES,
+        f"{ACTOR}ulysses_sequence_parallel_size",
+        f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size",
+        f"{CONFIG}actor_rollout_ref.ulysses_sequence_parallel_size",
+    ),
+    checkpointing_row(CHECKPOINTING, True),
     lacks("trainer.trainer_config_path", "give the file's keys below trainer.trainer_config", ""),
     *(
         implied(f"trainer.{key}")

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from rljob_import.readers.hydra import flatten, plain, resolve, tree_of
 from rljob_import.settings import Configuration, Settings, System
 from rljob_import.shared import places, values
-from rljob_import.shared.megatron import RoleLayout
 from rljob_import.shared.training import Length, Warmup
 from rljob_import.shared.values import IMAGES
-from rljob_import.systems.trinity.rl import TRINITY, decay, layout
+from rljob_import.systems.trinity.rl import TRINITY, decay, layout, policy_layout
 from rljob_import.systems.trinity.rows import ACTOR, EVERY_MODEL, OPTIMIZER, REF, RUN, SUBSET, TRAINER
 from rljob_import.systems.trinity.run import files, run, tuning
 from rljob_import.table import Note, Outcome, Problem, Row, Said, becomes, implied, lacks, read
@@ -184,7 +183,7 @@ def tokens(settings: Settings) -> Iterator[Said]:
     keys = (whole,) if whole in settings else parts
     longest = sum(settings.integer(key) for key in keys)
     yield settings.field("data.maxTokens", longest, *keys)
-    cut, together = RoleLayout.of(settings, f"{ACTOR}megatron."), 2 if task(settings) == "dpo" else 1
+    cut, together = policy_layout(settings), 2 if task(settings) == "dpo" else 1
     least = cut.aligned(longest) * together
     dynamic, budget = "trainer.use_dynamic_bsz", "trainer.max_token_len_per_gpu"
     key = budget if settings[dynamic] else MICRO

@@ -23,7 +23,7 @@ from rljob_import.shared.adapters import verl_has_adapters
 from rljob_import.shared.values import VERL
 from rljob_import.systems.verl import algorithm, roles
 from rljob_import.systems.verl.roles_rows import PPO_ROWS
-from rljob_import.systems.verl.rows import MODEL, REF
+from rljob_import.systems.verl.rows import CONFIG_NAME, MODEL, REF
 from rljob_import.systems.verl.sft import SFT, template_arguments
 from rljob_import.table import Note, Outcome
 
@@ -87,6 +87,8 @@ def _of_script(text: str, environment: Mapping[str, str]) -> Configuration:
     sft = "sft" in line.module if line.module else not of_ppo
     values = {k: v for key, value in line.values.items() for k, v in _leaves(key, value).items()}
     values |= {f"export.{name}": variables.text(name) for name in shell.exported if variables.text(name)}
+    if not sft and line.flags.get("config_name"):
+        values[CONFIG_NAME] = line.flags["config_name"]
     if sft:
         flags = ("nnodes", "nproc_per_node")
         values |= {f"launcher.{f}": scalar(line.flags[f]) for f in flags if line.flags.get(f)}

@@ -6,17 +6,16 @@ from rljob_api.spec.run import LifecycleSpec
 from rljob_import.settings import Settings, show
 from rljob_import.shared import places
 from rljob_import.shared.adapters import verl_adapters
-from rljob_import.shared.megatron import RoleLayout, other_layout, recompute, transformer_config, virtual_pipeline
+from rljob_import.shared.megatron import other_layout, recompute, transformer_config, virtual_pipeline
 from rljob_import.shared.training import Length, Warmup, responses
 from rljob_import.shared.values import divisor, items
 from rljob_import.systems.verl.algorithm import has_reference, is_gae
 from rljob_import.systems.verl.distillation import distillation
+from rljob_import.systems.verl.engine import OVERRIDE, M, engine, policy_layout
 from rljob_import.systems.verl.rows import ACTOR, AR, MODEL, REF, ROLLOUT
 from rljob_import.table import Field, Outcome, Said
 
-M = f"{ACTOR}megatron."
 GONE = "vLLM has no such setting any more"
-OVERRIDE = f"{M}override_transformer_config"
 SIZE, MINI = "data.train_batch_size", f"{ACTOR}ppo_mini_batch_size"
 TOTAL = "rollout.total_rollout_steps"
 SYNC, FETCHED = "async_training.trigger_parameter_sync_step", "async_training.require_batches"
@@ -67,10 +66,8 @@ def batches(settings: Settings) -> Iterator[Said]:
 
 
 def tokens(settings: Settings) -> Iterator[Said]:
-    layout, longest = (
-        RoleLayout.of(settings, M),
-        settings.integer("data.max_prompt_length") + settings.integer("data.max_response_length"),
-    )
+    layout = policy_layout(settings)
+    longest = settings.integer("data.max_prompt_length") + settings.integer("data.max_response_length")
     dynamic, micro = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ACTOR}ppo_micro_batch_size_per_gpu"
     if settings[f"{ACTOR}use_dynamic_bsz"] or micro not in settings:
         count, keys = settings.integer(dynamic) * layout.context, (dynamic,)
@@ -84,15 +81,12 @@ def tokens(settings: Settings) -> Iterator[Said]:
 
 
 def layout(settings: Settings) -> Iterator[Said]:
+    yield from engine(settings)
     yield from virtual_pipeline(settings, M)
     yield from recompute(settings, f"{OVERRIDE}.")
     yield from transformer_config(settings, OVERRIDE)
     yield from other_layout(settings, f"{REF}megatron.", M, "the reference")
     yield from other_layout(settings, "critic.megatron.", M, "the critic")
-    for key in (f"{ACTOR}strategy", "model_engine"):
-        if settings[key] not in (None, "megatron"):
-            text = "the trainer is Megatron: choose trainer.parallelism; algorithm, data and batches are taken over"
-            yield settings.changed(key, text)
     dp = "system.dp_size"
     if dp in settings:
         sizes = ("system.tp_size", "system.pp_size")

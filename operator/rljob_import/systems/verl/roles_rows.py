@@ -8,6 +8,7 @@ from rljob_import.systems.verl.rows import (
     AGENT,
     ALGORITHM,
     AR,
+    CONFIG_NAME,
     DATA,
     GUIDE,
     ONE_BUDGET,
@@ -27,7 +28,6 @@ REF_QUIET = (
         "fsdp_config.*",
         "veomni.*",
         "router_replay.*",
-        "ulysses_sequence_parallel_size",
         "pad_to_length",
         "load_weight",
     ),
@@ -46,6 +46,8 @@ ROLLOUT_QUIET = (
     *("disaggregation.*", "mtp.*", "qat.*", "trace.*", "profiler.*", "prometheus.*"),
     *("skip_rollout", "skip_dump_dir", "layer_name_map.*", "moe_load_balance_metrics_interval", "model_engine"),
 )
+FSDP = ("fsdp", "fsdp_config", "model.fsdp_config")
+"""Where the critic's settings of FSDP are, by version."""
 CRITIC_BUDGETS = (
     *("ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu", "ppo_micro_batch_size", "use_dynamic_bsz"),
     *("forward_max_token_len_per_gpu", "forward_micro_batch_size_per_gpu", "forward_micro_batch_size"),
@@ -71,7 +73,6 @@ CRITIC_QUIET = (
         "veomni.*",
         "model_config.*",
     ),
-    "ulysses_sequence_parallel_size",
 )
 REWARD_MODEL_QUIET = (
     *("enable_resource_pool", "n_gpus_per_node", "nnodes", "strategy", "num_workers", "use_reward_loop", "load_weight"),
@@ -83,7 +84,13 @@ REWARD_MODEL_QUIET = (
 REFERENCE = (
     implied(f"{REF}strategy"),
     *same_layout_rows(f"{REF}megatron.", "the reference"),
-    becomes(f"{REF}megatron.param_offload", "reference.offload", text="while there is a reference"),
+    becomes(
+        f"{REF}megatron.param_offload",
+        "reference.offload",
+        also=(f"{REF}fsdp_config.param_offload",),
+        text="while there is a reference",
+    ),
+    implied(f"{REF}ulysses_sequence_parallel_size", "the reference runs in the trainer's layout"),
     *(
         implied(f"{REF}megatron.{key}")
         for key in ("grad_offload", "optimizer_offload", "dtype", "override_ddp_config.*")
@@ -179,9 +186,18 @@ CRITIC = (
     *optimizer_rows("critic.", "critic.optimizer", 1e-5),
     becomes("critic.cliprange_value", "critic.clip", 0.5),
     *same_layout_rows("critic.megatron.", "the critic"),
-    becomes("critic.megatron.param_offload", "critic.offload.parameters"),
+    becomes(
+        "critic.megatron.param_offload",
+        "critic.offload.parameters",
+        also=tuple(f"critic.{part}.param_offload" for part in FSDP),
+    ),
     becomes("critic.megatron.grad_offload", "critic.offload.gradients"),
-    becomes("critic.megatron.optimizer_offload", "critic.offload.optimizer"),
+    becomes(
+        "critic.megatron.optimizer_offload",
+        "critic.offload.optimizer",
+        also=tuple(f"critic.{part}.optimizer_offload" for part in FSDP),
+    ),
+    implied("critic.ulysses_sequence_parallel_size", "the critic runs in the trainer's layout"),
     implied("critic.megatron.router_replay.mode", "as the policy's"),
     *megatron_rows("critic.megatron."),
     *(
@@ -323,7 +339,7 @@ TRAINER = (
     read("model_engine", "", text="of engines other than megatron the layout is not taken over"),
     *(implied(f"{key}.*") for key in ("transfer_queue", "global_profiler", "skip", "ray_kwargs", "hydra", "ray_init")),
     read("export.*", "env", text="of a script: NCCL_, VLLM_, TORCH_ and WANDB_ variables"),
-    implied("defaults"),
+    *(implied(key, "says which engine's settings hold") for key in ("defaults", CONFIG_NAME)),
 )
 
 PPO_ROWS = (*POLICY, *DATA, *REWARD, *ALGORITHM, *ACTOR_ROWS, *GUIDE, *CRITIC, *REFERENCE, *ROLLOUT_ROWS, *TRAINER)

@@ -3,12 +3,14 @@
 from typing import Any
 
 from rljob_import.shared.adapters import verl_rows
+from rljob_import.shared.fsdp import checkpointing_row, ulysses_row
 from rljob_import.shared.megatron import layout_rows, recompute_rows, transformer_row
 from rljob_import.shared.values import DECAYS, IMAGES, MULTI_TOKEN, REPLAY, choice
 from rljob_import.table import Row, becomes, implied, lacks, must, read, verbatim
 
 AR = "actor_rollout_ref."
 ACTOR, REF, ROLLOUT, MODEL = (f"{AR}{part}." for part in ("actor", "ref", "rollout", "model"))
+STRATEGY, ULYSSES, CONFIG_NAME = f"{ACTOR}strategy", f"{ACTOR}ulysses_sequence_parallel_size", "--config-name"
 OPTIMIZER: dict[str, Any] = {"weight_decay": 0.01, "clip_grad": 1.0, "min_lr": 0.0, "lr_decay_style": "constant"}
 SPEED = "changes no result; the trainer and vLLM have settings of their own"
 ONE_BUDGET = "one token budget holds for all passes: train.tokensPerMicroBatch"
@@ -86,7 +88,7 @@ POLICY = (
     lacks(f"{MODEL}custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),
     *(lacks(f"{MODEL}{key}", "is in the model's directory") for key in ("tokenizer_path", "hf_config_path")),
     lacks(f"{MODEL}enable_activation_offload", "trainer.transformerConfig has Megatron's own way"),
-    implied(f"{MODEL}enable_gradient_checkpointing", "trainer.recompute says what is computed again"),
+    checkpointing_row(f"{MODEL}enable_gradient_checkpointing", True),
     *(
         implied(f"{MODEL}{key}", SPEED)
         for key in ("use_fused_kernels", "fused_kernel_options.*", "use_liger", "use_shm", "tiled_mlp.*")
@@ -162,7 +164,8 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
 
 
 ACTOR_ROWS = (
-    read(f"{ACTOR}strategy", "", "megatron", text="of other strategies the layout is not taken over"),
+    read(STRATEGY, "", "fsdp", text="of other strategies than megatron the layout is not taken over"),
+    ulysses_row(ULYSSES, f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size"),
     read(f"{ACTOR}ppo_mini_batch_size", "train.miniBatches", 256, text="data.train_batch_size / it"),
     becomes(f"{ACTOR}ppo_epochs", "train.epochsPerStep", 1),
     read(f"{ACTOR}use_dynamic_bsz", "train.tokensPerMicroBatch", False),
@@ -206,7 +209,6 @@ ACTOR_ROWS = (
             "engine.*",
             "torchtitan.*",
             "automodel.*",
-            "ulysses_sequence_parallel_size",
             *QUIET,
             "qat.*",
             "model_engine",
@@ -229,9 +231,19 @@ ACTOR_ROWS = (
         also=(f"{ACTOR}router_replay.mode",),
     ),
     *layout_rows(f"{ACTOR}megatron.", {"sequence_parallel": True}),
-    becomes(f"{ACTOR}megatron.param_offload", "trainer.offload.parameters", False),
+    becomes(
+        f"{ACTOR}megatron.param_offload",
+        "trainer.offload.parameters",
+        False,
+        also=(f"{ACTOR}fsdp_config.param_offload",),
+    ),
     becomes(f"{ACTOR}megatron.grad_offload", "trainer.offload.gradients", False),
-    becomes(f"{ACTOR}megatron.optimizer_offload", "trainer.offload.optimizer", False),
+    becomes(
+        f"{ACTOR}megatron.optimizer_offload",
+        "trainer.offload.optimizer",
+        False,
+        also=(f"{ACTOR}fsdp_config.optimizer_offload",),
+    ),
     read(f"{ACTOR}megatron.use_dist_checkpointing", "model.megatronCheckpoint", False),
     read(f"{ACTOR}megatron.dist_checkpointing_path", "model.megatronCheckpoint"),
     becomes(f"{ACTOR}megatron.dtype", "model.dtype", "bfloat16", choice(bfloat16="bfloat16", float32="float32")),

@@ -5,6 +5,14 @@ from collections.abc import Iterator
 from rljob_import.settings import Settings, System
 from rljob_import.shared import places
 from rljob_import.shared.adapters import verl_adapters, verl_rows
+from rljob_import.shared.fsdp import (
+    checkpointed,
+    checkpointing_row,
+    other_trainer,
+    shared_sequences,
+    ulysses_row,
+    with_ulysses,
+)
 from rljob_import.shared.megatron import (
     RoleLayout,
     layout_rows,
@@ -21,6 +29,7 @@ from rljob_import.systems.verl.roles import optimizer
 from rljob_import.systems.verl.rows import CUSTOM, megatron_rows, optimizer_rows
 from rljob_import.table import Field, Said, becomes, implied, lacks, must, read, verbatim
 
+ULYSSES = "engine.ulysses_sequence_parallel_size"
 ROWS = (
     read("model.path", "model.path", "~/models/deepseek-llm-7b-chat", also=("model.partial_pretrain",)),
     becomes("model.trust_remote_code", "model.trustRemoteCode", False),
@@ -32,12 +41,13 @@ ROWS = (
     lacks("model.custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),
     lacks("model.external_lib", "no further packages are imported"),
     *(lacks(f"model.{key}", "is in the model's directory") for key in ("tokenizer_path", "hf_config_path")),
-    implied("model.enable_gradient_checkpointing", "trainer.recompute says what is computed again"),
+    checkpointing_row("model.enable_gradient_checkpointing", True),
     *(
         implied(f"model.{key}")
         for key in ("use_fused_kernels", "fused_kernel_options.*", "use_liger", "use_shm", "tiled_mlp.*", "strategy")
     ),
-    *(implied(f"model.{key}") for key in ("enable_activation_offload", "fsdp_config.*", "target_parameters")),
+    lacks("model.enable_activation_offload", "trainer.transformerConfig has Megatron's own way"),
+    *(implied(f"model.{key}") for key in ("fsdp_config.*", "target_parameters")),
     read("data.train_files", "data.train", "~/data/gsm8k/train.parquet"),
     read("data.val_files", "data.validation"),
     becomes("data.messages_key", "data.messagesKey", "messages"),
@@ -81,18 +91,13 @@ ROWS = (
     *megatron_rows("engine."),
     *recompute_rows("engine.override_transformer_config."),
     transformer_row("engine.override_transformer_config"),
-    *(
-        implied(f"engine.{key}", "of FSDP")
-        for key in ("ulysses_sequence_parallel_size", "model_dtype", "fsdp_size", "strategy", "wrap_policy.*")
-    ),
+    *(implied(f"engine.{key}", "of FSDP") for key in ("model_dtype", "fsdp_size", "strategy", "wrap_policy.*")),
     *(
         implied(f"engine.{key}", "of FSDP")
         for key in ("use_torch_compile", "use_orig_params", "reshard_after_forward", "offload_policy")
     ),
-    *(
-        implied(key, "of FSDP")
-        for key in ("ulysses_sequence_parallel_size", "engine.forward_prefetch", "engine.mixed_precision.*")
-    ),
+    *(implied(key, "of FSDP") for key in ("engine.forward_prefetch", "engine.mixed_precision.*")),
+    ulysses_row(ULYSSES, "ulysses_sequence_parallel_size"),
     must("model", "hf_model", "the trainer is Megatron: choose trainer.parallelism"),
     read("engine", "", "fsdp", text="of engines other than megatron the layout is not taken over"),
     implied("optim"),
@@ -128,6 +133,10 @@ def template_arguments(settings: Settings) -> Iterator[Said]:
         yield given.field(f"data.chatTemplate.arguments.{key}", given.value)
 
 
+def on_megatron(settings: Settings) -> bool:
+    return bool(settings["engine"] == "megatron")
+
+
 def sources(settings: Settings) -> Iterator[Said]:
     yield Field("task", "sft", "verl's SFT trainer")
     yield from places.located(settings, "model.path", "model.path")
@@ -152,6 +161,7 @@ def amounts(settings: Settings) -> Iterator[Said]:
     yield from sizes.said(settings)
     yield from optimizer(settings, "", "train.optimizer", sizes.total(settings), 1)
     layout, longest = RoleLayout.of(settings, "engine."), settings.integer("data.max_length")
+    layout = layout if on_megatron(settings) else with_ulysses(settings, layout, ULYSSES)
     key = "data.max_token_len_per_gpu" if settings["data.use_dynamic_bsz"] else "data.micro_batch_size_per_gpu"
     each = layout.context if settings["data.use_dynamic_bsz"] else longest
     count = max(settings.integer(key) * each, layout.aligned(longest))
@@ -159,12 +169,14 @@ def amounts(settings: Settings) -> Iterator[Said]:
 
 
 def layout(settings: Settings) -> Iterator[Said]:
+    if not on_megatron(settings):
+        key, prefix = "model.enable_gradient_checkpointing", "engine.override_transformer_config."
+        yield other_trainer(settings, "engine")
+        yield from checkpointed(settings, key, bool(settings[key]), prefix)
+        yield from shared_sequences(settings, ULYSSES)
     yield from virtual_pipeline(settings, "engine.")
     yield from recompute(settings, "engine.override_transformer_config.")
     yield from transformer_config(settings, "engine.override_transformer_config")
-    if settings["engine"] != "megatron":
-        text = "the trainer is Megatron: choose trainer.parallelism; data and batches are taken over"
-        yield settings.changed("engine", text)
     options = settings.options
     for key, field, given, flag in (
         ("trainer.nnodes", "trainer.nodes", options.nodes, "--nodes"),

@@ -1,0 +1,35 @@
+"""Which of verl's engines trains, and what the settings of FSDP mean for Megatron."""
+
+from collections.abc import Iterator
+
+from rljob_import.settings import Settings
+from rljob_import.shared.fsdp import checkpointed, other_trainer, shared_sequences, with_ulysses
+from rljob_import.shared.megatron import RoleLayout
+from rljob_import.systems.verl.rows import ACTOR, CONFIG_NAME, MODEL, STRATEGY, ULYSSES
+from rljob_import.table import Said
+
+M = f"{ACTOR}megatron."
+OVERRIDE = f"{M}override_transformer_config"
+ENGINES = (STRATEGY, "model_engine")
+
+
+def on_megatron(settings: Settings) -> bool:
+    """By what the file says, else by its keys: verl's configuration for FSDP has none of Megatron's, and is the default."""
+    named = next((settings[key] for key in ENGINES if key in settings), None)
+    if named is not None:
+        return bool(named == "megatron")
+    bases = f"{settings[CONFIG_NAME]} {settings['defaults']} {settings['actor@actor_rollout_ref.actor']}"
+    return "megatron" in bases or any(key.startswith((M, "system.")) for key in settings.given)
+
+
+def engine(settings: Settings) -> Iterator[Said]:
+    if not on_megatron(settings):
+        yield other_trainer(settings, next((key for key in ENGINES if key in settings), STRATEGY))
+        key = f"{MODEL}enable_gradient_checkpointing"
+        yield from checkpointed(settings, key, bool(settings[key]), f"{OVERRIDE}.")
+        yield from shared_sequences(settings, ULYSSES)
+
+
+def policy_layout(settings: Settings) -> RoleLayout:
+    sizes = RoleLayout.of(settings, M)
+    return sizes if on_megatron(settings) else with_ulysses(settings, sizes, ULYSSES)
