@@ -1,32 +1,51 @@
 """Why a job does not fit on its GPUs and hosts: what is certain of the estimates behind `plan`. It ends `plan` as a broken rule does."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from kubectl_rljob.remedies import Remedy
 from rljob_api.rules import Violation
 from rljob_api.sizing.devices import Gpu
-from rljob_api.sizing.memory import GIB, PhaseMemory, TrainerMemory
+from rljob_api.sizing.memory import GIB, PhaseMemory, PhaseName, TrainerMemory
 from rljob_api.sizing.server_arguments import may_be_smaller
 from rljob_api.spec import RLJobSpec
 
-FIX = "docs/sizing.md has what to change, by its cost"
+SEARCH = "`plan --suggest` searches layouts"
+FIX = f"docs/sizing.md has what to change, by its cost; {SEARCH}"
+FAR = 1.25
+"""Of a GPU's memory. What needs more does not fit: no estimate is that wrong."""
 
 
 def tight(phases: Sequence[PhaseMemory], device: Gpu) -> list[PhaseMemory]:
     """Phases that do not fit by the estimate alone."""
-    return [p for p in phases if p.certain <= device.bytes < p.total]
+    return [p for p in phases if p.certain <= device.bytes < p.total <= FAR * device.bytes]
 
 
 def refused(phases: Sequence[PhaseMemory], device: Gpu) -> list[PhaseMemory]:
-    """Phases that do not fit whatever is estimated: ranks refuse to start."""
-    return [p for p in phases if p.certain > device.bytes]
+    """Phases that do not fit, even if the estimate is too high."""
+    return [p for p in phases if p.certain > device.bytes or p.total > FAR * device.bytes]
 
 
-def of_trainer(phases: Sequence[PhaseMemory], device: Gpu) -> Iterator[Violation]:
-    never, hardly = ([f"{p.name} ({gib(p.total)})" for p in chosen(phases, device)] for chosen in (refused, tight))
-    if never:
-        also = f", and by the estimate not in {', '.join(hardly)}" if hardly else ""
-        rule = f"the job does not fit in {', '.join(never)}{also}: ranks would refuse to start"
+def of_trainer(
+    phases: Sequence[PhaseMemory], device: Gpu, remedy: Callable[[Collection[PhaseName]], Remedy | None]
+) -> Iterator[Violation]:
+    """`remedy`: of the phases of these names."""
+    never, hardly = refused(phases, device), tight(phases, device)
+    if not never:
+        return
+    also = f", and by the estimate not in {_named(hardly)}" if hardly else ""
+    start = any(p.certain > device.bytes for p in never)
+    why = (
+        "ranks would refuse to start"
+        if start
+        else f"that is more than {FAR:g} times the GPU, and no estimate is so wrong"
+    )
+    found = remedy({p.name for p in never})
+    into = f" into {_gpu(device)}" if found else ""
+    rule = f"the job does not fit{into} in {_named(never)}{also}: {why}"
+    if found:
+        yield Violation(found.field, found.value, rule, f"{found.fix}; {SEARCH}")
+    else:
         yield Violation("spec.trainer", _gpu(device), rule, FIX)
 
 
@@ -35,6 +54,9 @@ def of_gangs(spec: RLJobSpec, gangs: Mapping[str, TrainerMemory], device: Gpu) -
         certain = needed.weights + needed.gradients + needed.optimizer
         if certain > device.bytes:
             rule = f"its weights, gradients and optimizer take {gib(certain)} of a GPU"
+            yield Violation(spec.field_of(role), _gpu(device), rule, FIX)
+        elif needed.total > FAR * device.bytes:
+            rule = f"it takes {gib(needed.total)} of a GPU, more than {FAR:g} times what there is, and no estimate is so wrong"
             yield Violation(spec.field_of(role), _gpu(device), rule, FIX)
 
 
@@ -54,8 +76,8 @@ def arguments(spec: RLJobSpec, role: str) -> Mapping[str, Any]:
 
 def doubts(spec: RLJobSpec, phases: Sequence[PhaseMemory], caches: Mapping[str, float], device: Gpu) -> Iterator[str]:
     """What may not fit, and what does if the estimates are too high. `caches` as in `of_servers`."""
-    if hardly := ", ".join(f"{p.name} ({gib(p.total)})" for p in tight(phases, device)):
-        yield f"in {hardly} of {_gpu(device)}"
+    if hardly := tight(phases, device):
+        yield f"in {_named(hardly)} of {_gpu(device)}"
     for role, there in caches.items():
         if there <= 0 and (given := may_be_smaller(arguments(spec, role))):
             named = " and ".join(f"{key} = {arguments(spec, role)[key]}" for key in given)
@@ -68,6 +90,10 @@ def of_host(role: str, held: float, limit: float) -> Iterator[Violation]:
         rule = f"the job keeps {gib(held)} in the host memory of a {role} pod, which would end with OOMKilled"
         fix = "raise it, or lower what is kept there: docs/sizing.md#host-memory"
         yield Violation(f"spec.{role}.template.resources.limits.memory", gib(limit), rule, fix)
+
+
+def _named(phases: Sequence[PhaseMemory]) -> str:
+    return ", ".join(f"{p.name} ({gib(p.total)})" for p in phases)
 
 
 def _gpu(device: Gpu) -> str:

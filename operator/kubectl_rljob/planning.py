@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic.alias_generators import to_camel
 
 from kubectl_rljob import fitting
+from kubectl_rljob.remedies import remedy
 from rljob_api import names
 from rljob_api.manifest import Manifest
 from rljob_api.policy import JobPolicy
@@ -218,7 +220,7 @@ class Plan:
         rollouts = fitting.of_host("rollout", arriving[1].total, limit) if arriving else ()
         gangs = {role: gang_memory(spec, self.others.get(role, shape), role) for role in spec.gangs}
         return [
-            *fitting.of_trainer(self.phases(), self.device),
+            *fitting.of_trainer(self.phases(), self.device, partial(remedy, spec, shape, self.device.bytes)),
             *fitting.of_gangs(spec, gangs, self.device),
             *fitting.of_servers(spec, self._caches(), self.device),
             *trainers,

@@ -23,9 +23,10 @@ def test_a_phase_that_cannot_fit_or_may_not_is_named(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "\nDoes not fit in save, and by the estimate not in train\n" in out
     assert out.endswith(
-        "Every rule holds, and the job does not fit:\n\nspec.trainer = GPUs of 40.0 GiB\n"
-        "    the job does not fit in save (47.7 GiB), and by the estimate not in train (47.7 GiB): ranks would refuse to start\n"
-        "    fix: docs/sizing.md has what to change, by its cost\n"
+        "Every rule holds, and the job does not fit:\n\nspec.rollout.vllmArgs.gpu-memory-utilization = 0.6\n"
+        "    the job does not fit into GPUs of 40.0 GiB in save (47.7 GiB), and by the estimate not in train (47.7 GiB): "
+        "ranks would refuse to start\n"
+        "    fix: 0.4 is the most that fits by the estimate; `plan --suggest` searches layouts\n"
     )
     assert plan("--gpu", "64Gi") == 0
     assert "\nFits, by the estimate\n" in capsys.readouterr().out
@@ -58,6 +59,46 @@ def test_what_a_rollout_pod_holds_in_host_memory_is_held_against_its_limit(capsy
     (broken,) = found["violations"]
     assert broken["field"] == "spec.rollout.template.resources.limits.memory" and broken["value"] == "64.0 GiB"
     assert broken["rule"].startswith("the job keeps 65.0 GiB in the host memory of a rollout pod")
+
+
+FAR = ("--gpu", "h100-80g", "--set", "trainer.parallelism.tensor=1", "--set")
+
+
+def test_what_needs_a_quarter_more_than_the_gpu_does_not_fit_and_the_value_that_does_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert plan(*FAR, "train.tokensPerMicroBatch=65536") == 1
+    out = capsys.readouterr().out
+    assert "Valid" not in out and "\nDoes not fit in " in out
+    assert "\nspec.train.tokensPerMicroBatch = 65536\n    the job does not fit into GPUs of 79.1 GiB in " in out
+    assert "that is more than 1.25 times the GPU, and no estimate is so wrong\n" in out
+    most = int(re.findall(r"fix: (\d+) is the most that fits by the estimate, in multiples of 1024; `plan --", out)[0])
+    assert plan(*FAR, f"train.tokensPerMicroBatch={most}") == 0
+    assert capsys.readouterr().out.endswith("\nValid.\n")
+    plan(*FAR, f"train.tokensPerMicroBatch={most + 1024}", "-o", "json")
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["violations"] or found["mayNotFit"]
+
+
+def test_a_server_with_too_large_a_share_is_named_with_the_largest_that_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    share = "rollout.vllmArgs.gpu-memory-utilization"
+    assert plan("--gpu", "h100-80g", "--set", f"{share}=0.95") == 1
+    out = capsys.readouterr().out
+    assert f"\nspec.{share} = 0.95\n    the job does not fit into GPUs of 79.1 GiB in " in out
+    most = float(re.findall(r"fix: ([\d.]+) is the most that fits by the estimate; `plan --suggest`", out)[0])
+    assert plan("--gpu", "h100-80g", "--set", f"{share}={most}") == 0 and "\nValid." in capsys.readouterr().out
+    assert plan("--gpu", "h100-80g", "--set", f"{share}={most + 0.01:.2f}", "-o", "json") in (0, 1)
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["violations"] or found["mayNotFit"]
+
+
+def test_what_no_change_of_one_field_makes_fit_is_said_of_the_whole_trainer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--gpu", "20Gi") == 1
+    out = capsys.readouterr().out
+    assert "\nspec.trainer = GPUs of 20.0 GiB\n" in out
+    assert "fix: docs/sizing.md has what to change, by its cost; `plan --suggest` searches layouts\n" in out
 
 
 def test_a_server_whose_share_is_smaller_than_its_weights_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
