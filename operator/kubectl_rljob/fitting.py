@@ -9,9 +9,12 @@ from rljob_api.sizing.devices import Gpu
 from rljob_api.sizing.memory import GIB, PhaseMemory, PhaseName, TrainerMemory
 from rljob_api.sizing.server_arguments import may_be_smaller
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Template
 
 SEARCH = "`plan --suggest` searches layouts"
 FIX = f"docs/sizing.md has what to change, by its cost; {SEARCH}"
+SMALLEST = 2**20
+"""Bytes of memory without which no container starts: a limit below it lacks its unit."""
 FAR = 1.25
 """Of a GPU's memory. What needs more does not fit: no estimate is that wrong."""
 
@@ -84,12 +87,17 @@ def doubts(spec: RLJobSpec, phases: Sequence[PhaseMemory], caches: Mapping[str, 
             yield f"in servers of {spec.field_of(role)}, whose weights are counted without {named}"
 
 
-def of_host(role: str, held: float, limit: float) -> Iterator[Violation]:
-    """`held`: bytes in the host memory of a pod; `limit`: bytes of memory that its container may use; 0: no limit."""
+def of_host(role: str, held: float, template: Template) -> Iterator[Violation]:
+    """`held`: bytes in the host memory of a pod of that template."""
+    limit = template.memory_limit
     if limit and held > limit:
         rule = f"the job keeps {gib(held)} in the host memory of a {role} pod, which would end with OOMKilled"
         fix = "raise it, or lower what is kept there: docs/sizing.md#host-memory"
-        yield Violation(f"spec.{role}.template.resources.limits.memory", gib(limit), rule, fix)
+        if limit < SMALLEST:
+            fix = f"write its unit, for example {template.resources.limits['memory']}Gi: without one it is bytes"
+        yield Violation(
+            f"spec.{role}.template.resources.limits.memory", str(template.resources.limits["memory"]), rule, fix
+        )
 
 
 def _named(phases: Sequence[PhaseMemory]) -> str:

@@ -15,7 +15,7 @@ from rljob_api.policy import JobPolicy
 from rljob_api.rules import Violation
 from rljob_api.rules.advice import advice
 from rljob_api.rules.lora import beginning_violations
-from rljob_api.rules.volumes import outside_volumes
+from rljob_api.rules.volumes import CHECKPOINTS, lost_checkpoints, outside_volumes
 from rljob_api.sizing import network
 from rljob_api.sizing.devices import Gpu, smallest
 from rljob_api.sizing.layout import Amounts, Layout
@@ -204,8 +204,9 @@ class Plan:
         return {name: flow for name, flow in flows.items() if flow.sent}
 
     def outside(self) -> dict[str, str]:
-        """Fields whose paths are on none of the job's volumes."""
-        return outside_volumes(self.spec) if self.spec else {}
+        """Fields whose paths are on none of the job's volumes, and have to be in the image."""
+        found = outside_volumes(self.spec) if self.spec else {}
+        return {field: path for field, path in found.items() if field != CHECKPOINTS}
 
     def misfits(self) -> list[Violation]:
         """Why the job does not fit, as far as its model and GPU are known."""
@@ -213,11 +214,11 @@ class Plan:
         if counted is None:
             return []
         spec, shape = counted
-        trainers = fitting.of_host("trainer", host_memory(spec, shape).total, spec.trainer.template.memory_limit)
+        trainers = fitting.of_host("trainer", host_memory(spec, shape).total, spec.trainer.template)
         if not self.device:
             return [*trainers]
-        arriving, limit = self.arrival(), spec.rollout.template.memory_limit
-        rollouts = fitting.of_host("rollout", arriving[1].total, limit) if arriving else ()
+        arriving = self.arrival()
+        rollouts = fitting.of_host("rollout", arriving[1].total, spec.rollout.template) if arriving else ()
         gangs = {role: gang_memory(spec, self.others.get(role, shape), role) for role in spec.gangs}
         return [
             *fitting.of_trainer(self.phases(), self.device, partial(remedy, spec, shape, self.device.bytes)),
@@ -235,7 +236,7 @@ class Plan:
 
     def advice(self) -> list[Violation]:
         """Values that are allowed and unusual."""
-        return [*advice(self.spec)] if self.spec else []
+        return [*advice(self.spec), *lost_checkpoints(self.spec)] if self.spec else []
 
     def not_counted(self) -> dict[str, str]:
         """Arguments of servers whose memory is not in the estimates, and what of it."""

@@ -7,7 +7,7 @@ import pytest
 from api.specs import make_spec, raw_spec
 from rljob_api.rules import validate
 from rljob_api.rules.data import DATA_SUFFIXES
-from rljob_api.rules.volumes import outside_volumes, paths
+from rljob_api.rules.volumes import lost_checkpoints, outside_volumes, paths
 from rljob_trainer.data.files import READERS
 from rljob_trainer.data.tables import OPENERS
 
@@ -76,7 +76,16 @@ def test_data_of_a_job_with_volumes_are_on_one_of_them() -> None:
 def test_other_paths_on_no_volume_are_those_that_the_image_has_to_hold() -> None:
     spec = make_spec(volumes=[VOLUME], model={"path": "/models/m"}, rewards=[{"python": {"path": "/code/r.py"}}])
     assert outside_volumes(spec) == {"spec.model.path": "/models/m", "spec.rewards[0].python.path": "/code/r.py"}
-    assert outside_volumes(make_spec(model={"path": "/models/m"})) == {}
+    without = make_spec(model={"path": "/models/m"})
+    assert outside_volumes(without)["spec.model.path"] == "/models/m" and "spec.checkpoint.path" in outside_volumes(
+        without
+    )
+
+
+def test_checkpoints_of_a_job_without_any_volume_are_said_to_be_lost() -> None:
+    (said,) = lost_checkpoints(make_spec())
+    assert said.field == "spec.checkpoint.path" and "checkpoints are lost with the pod" in said.rule
+    assert not [*lost_checkpoints(make_spec(volumes=[VOLUME]))]
 
 
 def test_the_keys_of_a_services_clients_have_a_volume_of_their_own() -> None:

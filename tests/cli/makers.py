@@ -5,6 +5,7 @@ from typing import Any
 
 from rljob_api import names, reasons
 
+VOLUME = {"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 
 
@@ -26,6 +27,7 @@ def make_spec(**sections: Any) -> dict[str, Any]:
         "trainer": {"nodes": 2, "processesPerNode": 8, "parallelism": {"tensor": 4, "pipeline": 2}},
         "rollout": {"replicas": 4, "tensorParallel": 2},
         "checkpoint": {"path": "/data/run", "everySteps": 20},
+        "volumes": [VOLUME],
     } | sections
 
 

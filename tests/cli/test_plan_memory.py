@@ -39,7 +39,7 @@ def test_what_offload_moves_is_held_against_the_limit_of_the_pod(capsys: pytest.
     assert plan("--set", f"{resources}.limits.memory=256Gi", "--set", f"{resources}.requests.memory=200Gi") == 1
     out = capsys.readouterr().out
     assert "limits.memory: 256.0 GiB: more than it has, so the pod would end with OOMKilled\n" in out
-    assert f"spec.{resources}.limits.memory = 256.0 GiB\n    the job keeps 297.9 GiB in the host memory" in out
+    assert f"spec.{resources}.limits.memory = 256Gi\n    the job keeps 297.9 GiB in the host memory" in out
     assert "Valid." not in out
     stays = ("checkpoint.everySteps=0", "trainer.offload={}", "reference.offload=false")
     assert plan(*(word for value in stays for word in ("--set", value))) == 0
@@ -57,7 +57,7 @@ def test_what_a_rollout_pod_holds_in_host_memory_is_held_against_its_limit(capsy
     (found,) = json.loads(capsys.readouterr().out)
     assert found["rolloutHostMemory"] == {"arriving": 0, "offloaded": 65 * GIB, "nextPolicy": "in place"}
     (broken,) = found["violations"]
-    assert broken["field"] == "spec.rollout.template.resources.limits.memory" and broken["value"] == "64.0 GiB"
+    assert broken["field"] == "spec.rollout.template.resources.limits.memory" and broken["value"] == "64Gi"
     assert broken["rule"].startswith("the job keeps 65.0 GiB in the host memory of a rollout pod")
 
 
@@ -99,6 +99,24 @@ def test_what_no_change_of_one_field_makes_fit_is_said_of_the_whole_trainer(caps
     out = capsys.readouterr().out
     assert "\nspec.trainer = GPUs of 20.0 GiB\n" in out
     assert "fix: docs/sizing.md has what to change, by its cost; `plan --suggest` searches layouts\n" in out
+
+
+def test_a_limit_without_its_unit_is_shown_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--set", "trainer.template.resources={limits: {memory: 512}}") == 1
+    out = capsys.readouterr().out
+    assert "limits.memory: 512 bytes: more than it has" in out
+    assert "\nspec.trainer.template.resources.limits.memory = 512\n" in out
+    assert "    fix: write its unit, for example 512Gi: without one it is bytes\n" in out
+
+
+def test_a_job_without_any_volume_is_told_what_the_image_has_to_hold_and_what_is_lost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert plan("--set", "volumes=[]") == 0
+    out = capsys.readouterr().out
+    outside = "On none of spec.volumes, so that the image has to hold it: spec.model.path = /data/Qwen2.5-7B-Instruct, "
+    assert outside in out
+    assert "    spec.checkpoint.path = /data/runs/qwen2-7b-gsm8k: is on no volume, since spec.volumes is empty" in out
 
 
 def test_a_server_whose_share_is_smaller_than_its_weights_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

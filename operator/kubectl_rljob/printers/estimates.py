@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from kubectl_rljob.fitting import refused, tight
+from kubectl_rljob.fitting import SMALLEST, refused, tight
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import plural, table
 from rljob_api.sizing.devices import Gpu
@@ -60,7 +60,8 @@ def of_host(role: str, memory: HostMemory | RolloutHost, limit: float) -> list[s
     if not limit:
         return [f"{line}; limits.memory is not set"]
     over = ": more than it has, so the pod would end with OOMKilled" if memory.total > limit else ""
-    return [f"{line}; limits.memory: {_gib(limit)} GiB{over}"]
+    shown = f"{_gib(limit)} GiB" if limit >= SMALLEST else f"{limit:.0f} bytes"
+    return [f"{line}; limits.memory: {shown}{over}"]
 
 
 def cache(memory: CacheMemory, device: Gpu | None) -> str:

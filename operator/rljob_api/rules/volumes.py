@@ -31,6 +31,7 @@ NAMED_SOURCES = {"persistentVolumeClaim": "claimName", "secret": "secretName", "
 SOURCE_FIELDS = ("readOnly", "items", "defaultMode", "optional")
 """What else these sources may have."""
 OUR_VOLUMES = "rljob-"
+CHECKPOINTS = "spec.checkpoint.path"
 SYSTEM = (
     *("/", "/app", "/bin", "/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/sbin", "/sys"),
     *("/usr", "/usr/bin", "/usr/lib", "/usr/local"),
@@ -94,7 +95,7 @@ def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
     volume = volume_of(spec, spec.checkpoint.path)
     if spec.volumes and (volume is None or volume.read_only):
         yield Violation(
-            "spec.checkpoint.path",
+            CHECKPOINTS,
             spec.checkpoint.path,
             "is on none of the writable volumes in spec.volumes, so that checkpoints would be lost with the pod",
             "put it below a mountPath",
@@ -140,8 +141,15 @@ def parent_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def outside_volumes(spec: RLJobSpec) -> dict[str, str]:
-    """Fields whose paths are on no volume of a job that has some, so that the image has to hold them."""
-    return {field: path for field, path in paths(spec) if spec.volumes and volume_of(spec, path) is None}
+    """Fields whose paths are on no volume, so that the image has to hold them."""
+    return {field: path for field, path in paths(spec) if volume_of(spec, path) is None}
+
+
+def lost_checkpoints(spec: RLJobSpec) -> Iterator[Violation]:
+    """Of a job without any volume. It breaks no rule: `python -m rljob_trainer run` needs none, and the administrator may add volumes to all pods."""
+    if not spec.volumes:
+        rule = "is on no volume, since spec.volumes is empty: checkpoints are lost with the pod, and its files have to be in the image"
+        yield Violation(CHECKPOINTS, spec.checkpoint.path, rule, "add the volume that holds it to spec.volumes")
 
 
 def paths(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
