@@ -31,6 +31,8 @@ class Imported:
     notes: list[Note] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     """Why there is no RLJob; empty: there is one."""
+    quiet: int = 0
+    """Keys of the file of which nothing is said: their value is the default, or says nothing."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ def convert(system: System, values: Mapping[str, Any], options: Options) -> Impo
         imported.notes.append(
             given.note(Outcome.IMPLIED, _unsaid(given, _difference(imported, _imported(others, without))))
         )
+    said = [*imported.fields.values(), *imported.notes, *imported.problems]
+    imported.quiet = len(
+        {given.name for given in settings.given.values()} - {name for one in said for name in one.keys}
+    )
     imported.notes = list(dict.fromkeys(imported.notes))
     imported.problems = list(dict.fromkeys(imported.problems))
     return imported

@@ -10,6 +10,7 @@ import yaml
 from rljob_api import names
 from rljob_api.rules import Violation, validate
 from rljob_api.rules.fields import wrong_values
+from rljob_api.rules.volumes import outside_volumes
 from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import path_of
 from rljob_api.yaml_text import documents
@@ -54,7 +55,25 @@ def imported(system: str, text: str, file: str, options: Options) -> Conversion:
     if wrong:
         return Conversion("", report([*source.notes, *job.notes], ()), tuple(wrong), valid=False)
     manifest = write(job, f"Imported from {file} ({source.system.title}) by `kubectl rljob import {system}`")
-    return Conversion(manifest, report([*source.notes, *job.notes], checked.violations), valid=checked.valid)
+    broken = [*checked.violations, *(_unmounted(checked.spec) if checked.spec else ())]
+    quiet = _quiet(job.quiet, source.system.title.split(",")[0])
+    return Conversion(manifest, report([*source.notes, *job.notes], broken, quiet), valid=not broken)
+
+
+def _unmounted(spec: RLJobSpec) -> Iterator[Violation]:
+    """Weights in Megatron's format on no volume: an image may hold a model, but no such checkpoint."""
+    for field, path in outside_volumes(spec).items():
+        if field.endswith(".megatronCheckpoint"):
+            fix = "put it below a mountPath, or mount the volume that holds it"
+            yield Violation(field, path, "is on none of spec.volumes", fix)
+
+
+def _quiet(number: int, title: str) -> str:
+    """What is said of keys that need no field and no note."""
+    if not number:
+        return ""
+    have, need = ("key has", "needs") if number == 1 else ("keys have", "need")
+    return f"{number} {have} {title}'s default, or a value that changes nothing, and {need} no line."
 
 
 def _further(job: Imported, keys: Iterable[str]) -> list[Problem]:
@@ -75,12 +94,13 @@ def _unfit(job: Imported, violation: Violation) -> Problem:
     return Problem(source.source, text, source.keys)
 
 
-def report(notes: Iterable[Note], violations: Iterable[Violation]) -> str:
-    """What an import says on standard error: all notes by outcome, what matters most last, where a terminal ends."""
+def report(notes: Iterable[Note], violations: Iterable[Violation], quiet: str = "") -> str:
+    """What an import says on standard error: all notes by outcome, what matters most last, where a terminal ends. `quiet`: of all other keys."""
     given = [*notes]
     parts = [
         "\n".join(_section(heading, [n for n in given if n.outcome is o])) for o, heading in reversed(HEADINGS.items())
     ]
+    parts.append(quiet)
     broken = [f"  {violation}" for violation in violations]
     if broken:
         parts.append("\n".join(["Broken rules, to be fixed before the job is applied:", *broken]))

@@ -1,15 +1,23 @@
 """Paths, names and pod settings: what no other system says as Kubernetes needs it."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 from rljob_api.spec.run import MOST_CHECKPOINTS
 from rljob_import.engine import NAME
 from rljob_import.settings import Settings
 from rljob_import.shared.values import items, job_name, place
-from rljob_import.table import Field, Said
+from rljob_import.table import Field, Note, Outcome, Said
 
+PATHS = (
+    *(f"data.{part}" for part in ("train", "validation")),
+    *(f"{role}.path" for role in ("model", "model.lora", "critic", "reference", "checkpoint")),
+    "model.megatronCheckpoint",
+)
+"""Fields with paths of the other system's machine."""
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """ORG/MODEL, as hubs name a model; a relative path of two parts looks the same."""
 
@@ -21,6 +29,21 @@ def pods(settings: Settings) -> Iterator[Said]:
     claim = {"persistentVolumeClaim": {"claimName": options.claim}}
     volume = {"name": "data", "mountPath": options.root, "source": claim}
     yield Field("volumes", [volume], "--claim, --root")
+    yield from _other_root(settings)
+
+
+def _other_root(settings: Settings) -> Iterator[Said]:
+    """A mount path with which files of the other system stay where they are."""
+    read = [given for given in settings.given.values() if given.row.field.split(", ")[0] in PATHS]
+    paths = [str(v) for given in read for v in items(given.value) if str(v).startswith("/")]
+    around = Counter(str(parent) for path in paths for parent in [*PurePosixPath(path).parents][:-1])
+    often = [prefix for prefix, number in around.items() if number > 1 and 2 * number > len(paths)]
+    prefix = max(often, key=lambda p: (around[p], len(p)), default=settings.options.root)
+    if not f"{prefix}/".startswith(f"{settings.options.root}/"):
+        text = (
+            f"{around[prefix]} of {len(paths)} paths are below {prefix}: with --root {prefix} they stay where they are"
+        )
+        yield Note(Outcome.CHANGED, f"--root = {settings.options.root}", text)
 
 
 def path(settings: Settings, field: str, key: str) -> Iterator[Said]:
@@ -36,11 +59,13 @@ def written(settings: Settings, field: str, key: str, default_name: str) -> Iter
 
 
 def placed(settings: Settings, field: str, value: Any, *keys: str) -> Iterator[Said]:
-    """A directory that the job writes to, which has to be on the volume."""
+    """A directory that the job writes to, which has to be on the volume. The first key is that of a directory."""
     where = _placed(settings, value)
     if not f"{where}/".startswith(f"{settings.options.root}/"):
         where = _placed(settings, str(value).lstrip("/"))
     yield settings.field(field, where, *keys, why="" if where == value else str(value))
+    if keys[0] in settings and not f"{where}/".startswith(f"{settings[keys[0]]}/"):
+        yield settings.changed(keys[0], f"written to {where}, on the volume of --claim")
 
 
 def located(settings: Settings, field: str, key: str) -> Iterator[Said]:

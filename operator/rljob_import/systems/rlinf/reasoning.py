@@ -232,14 +232,13 @@ def rewards(settings: Settings) -> Iterator[Said]:
     if settings[kind] != "math":
         yield settings.lacking(kind, "math in its place; judge it with a python or http reward of your own")
     yield settings.field("rewards", [{"rule": "math"}], kind)
-    if settings.number(scale) != 1:
-        grouped = settings["algorithm.adv_type"] == "grpo" and settings["algorithm.normalize_advantages"]
-        text = "right is 1 and wrong is 0 here: " + (
-            "the same advantages, which are normalised"
-            if grouped
-            else f"weight: {2 * settings.number(scale):g} has the same differences"
-        )
-        yield settings.changed(scale, text)
+    grouped = settings["algorithm.adv_type"] == "grpo" and settings["algorithm.normalize_advantages"]
+    text = "right is 1 and wrong is 0 here, not -1: " + (
+        "the same advantages, which are normalised"
+        if grouped
+        else f"weight: {2 * settings.number(scale):g} has the same differences"
+    )
+    yield settings.changed(scale, text)
     if "data.answer_key" in settings:
         yield settings.changed(
             "data.answer_key", "RLinf's files may hold lists of answers there: store one answer, as text"

@@ -15,6 +15,10 @@ from rljob_import.systems.roll.run import gpus, has_critic, machine, response
 from rljob_import.table import Field, Note, Outcome, Said
 
 NO_REWARDS = "the policy learns from the teacher alone"
+LOOSER = (
+    "looser here: ROLL reads only what follows `</think>` or the last blank line, and gives 0 where neither is;"
+    " `math` reads the whole response"
+)
 MASKED = "what is masked gives no gradient, and stays in denominators and whitening"
 MATH = ("MathRuleRewardWorker", "math_rule")
 JUDGE = "judge it with a python or http reward of your own"
@@ -251,6 +255,7 @@ def rewards(settings: Settings) -> Iterator[Said]:
         worker, tags = (settings.given.get(f"rewards.{name}.{key}") for key in ("worker_cls", "tag_included"))
         if name in MATH or (worker and str(worker.value).endswith(MATH[0])):
             entries += [{"dataSource": str(tag), "rule": "math"} for tag in (items(tags.value) if tags else ["*"])]
+            yield Note(Outcome.CHANGED, f"rewards.{name}", LOOSER)
         else:
             yield Note(Outcome.LACKING, f"rewards.{name}", _by_hand(name))
         for key in (k for k in given if k.startswith(f"{name}.") and not k.endswith(REWARD_KEYS)):

@@ -38,6 +38,12 @@ TYPES = {
 """Advantage and loss of an `algorithm_type`."""
 LOSSES = ("ppo", "cispo", "gspo")
 MATH = ("math_reward", "math_boxed_reward", "accuracy_reward", "math_dapo_reward", None)
+DIFFERENT = {
+    "math_reward": "the answer alone is rewarded here; there <think>...</think> <answer>...</answer> is rewarded as well",
+    "math_boxed_reward": "looser here: `math` also finds an answer without \\boxed{}",
+    "math_dapo_reward": "right is 1 and wrong is 0 here, and -1 and 1 there",
+}
+"""How rewards differ from the rule `math`."""
 PROMPTING = ("math_workflow", "math_boxed_workflow", "on_policy_distill_math_workflow")
 """Workflows that add a system prompt of their own."""
 WORKFLOWS = (*PROMPTING, "simple_workflow", "async_math_workflow", None)
@@ -191,6 +197,8 @@ def rewards(settings: Settings) -> Iterator[Said]:
         ),
         "",
     )
+    if key and settings[key] in DIFFERENT:
+        yield settings.changed(key, DIFFERENT[settings[key]])
     if key and settings[key] not in MATH:
         yield settings.lacking(key, "math in its place; judge it with a python or http reward of your own")
     yield (

@@ -31,10 +31,13 @@ OVERLONG_BUFFER = "reward.reward_kwargs.overlong_buffer_cfg"
 FUNCTION, REWARD_MODEL = "reward.custom_reward_function", "reward.reward_model"
 MANAGER = "reward.reward_manager.name"
 KWARGS = ("reward.custom_reward_function.reward_kwargs", "custom_reward_function.reward_kwargs")
-BY_SOURCE = (
-    "number for openai/gsm8k, math for all others; verl has rules of its own for code, geometry and search, gives -1 and 1 for"
-    " math_dapo, and a little for the format of some"
-)
+BY_SOURCE = {
+    "openai/gsm8k": "looser here: verl gives 0 to a response without `#### N`; `number` takes its last number, so that the format is not learnt",
+    "MATH": "looser here: verl gives 0 to an answer outside of \\boxed{}, and compares texts; `math` finds others, and compares values",
+    "math_dapo": "`math` gives 0 and 1, verl -1 and 1; and verl reads the last 300 characters only: `Answer: ...`, else a box",
+    "other sources": "`math`; verl has rules of its own for code, geometry and search. To keep a rule of verl's, write it as rewards[].python",
+}
+"""How verl's rules differ from ours."""
 HANDED_ON = ("NCCL_", "VLLM_", "TORCH_", "WANDB_", "HF_")
 OWN_VARIABLES = ("VLLM_USE_V1", "VLLM_ATTENTION_BACKEND", "TORCH_NCCL_AVOID_RECORD_STREAMS")
 JUDGE = "a pool with GPUs of its own, whose model's score is the reward; of a model that writes a verdict, set rewards[].vllm.judge (docs/pools.md)"
@@ -246,7 +249,7 @@ def rewards(settings: Settings) -> Iterator[Said]:
         [{"dataSource": "openai/gsm8k", "rule": "number"}, {"rule": "math"}],
         "verl's rules, chosen by data_source",
     )
-    yield Note(Outcome.CHANGED, "rewards by data_source", BY_SOURCE)
+    yield from (Note(Outcome.CHANGED, f"rewards of {source}", text) for source, text in BY_SOURCE.items())
 
 
 def _scores(settings: Settings) -> Iterator[Said]:
