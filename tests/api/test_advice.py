@@ -79,6 +79,36 @@ def test_a_window_has_a_reason_a_fix_and_an_inside(path: str, window: Window) ->
     assert window.low < window.high and window.reason and window.fix
 
 
+@pytest.mark.parametrize(
+    ("rate", "said"), [(1.0, "is above 0.01: AdamW diverges"), (1e-12, "is below 1e-09: the model stands still")]
+)
+def test_each_side_of_a_window_has_its_own_sentence(rate: float, said: str) -> None:
+    (found,) = advice(make_spec(train={"steps": 10, "optimizer": {"learningRate": rate}}))
+    assert found.rule == said
+
+
+RELATED: list[tuple[dict[str, Any], str, str]] = [
+    ({"train": {"optimizer": {"warmupSteps": 11}}}, "train.optimizer.warmupSteps", "the 10 optimizer steps of the run"),
+    (
+        {"algorithm": {"clip": {"low": 0.3, "high": 0.2}}},
+        "algorithm.clip.high",
+        "is below spec.algorithm.clip.low = 0.3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "field", "said"), RELATED)
+def test_values_that_do_not_go_together_are_said(changes: dict[str, Any], field: str, said: str) -> None:
+    (found,) = advice(make_spec(**changes))
+    assert found.field == f"spec.{field}" and said in found.rule and found.fix
+
+
+def test_values_that_go_together_are_not_said() -> None:
+    assert not [*advice(make_spec(train={"optimizer": {"warmupSteps": 10}}))]
+    epochs = {"steps": None, "epochs": 1, "optimizer": {"warmupSteps": 1000}}
+    assert not [*advice(make_spec(train=epochs))], "the trainer counts the steps"
+
+
 def test_a_bound_of_cispo_is_of_a_weight_and_not_of_a_distance() -> None:
     assert not [*advice(make_spec(algorithm={"loss": "cispo", "clip": {"low": 1.0, "high": 5.0}}))]
 

@@ -12,6 +12,7 @@ from typing import Any
 from rljob_api.quantity import parse, show
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.fields import leaves
+from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import as_written, path_of
 
@@ -25,23 +26,30 @@ class Window:
     low: float
     high: float
     reason: str
-    """What a value outside does."""
+    """What a value outside does; one above, where `below` is not empty."""
     fix: str
     is_size: bool = False
     """Bytes, which a spec has as a text with a unit."""
+    below: str = ""
+    """What a value below does, where that differs."""
+
+    @property
+    def outside(self) -> str:
+        """What values on both sides do."""
+        return f"above it, {self.reason}; below it, {self.below}" if self.below else self.reason
 
 
 ANY = float("inf")
 _CLIP = "it is a distance of the ratio from 1: from 1 on hardly anything is clipped"
 _ENDED = "attempts in order would be ended"
 _SECONDS = "it is a time in seconds"
-_AVERAGE = "the moments would hardly average, or hardly move"
+_STILL, _UNSTEADY = "the moments would hardly move", "the moments would hardly average"
 OPTIMIZER = {
-    "learningRate": Window(1e-9, 1e-2, "AdamW diverges above, and stands still below", "1e-6 is usual in RL, 1e-5 in SFT, 1e-4 for adapters"),
+    "learningRate": Window(1e-9, 1e-2, "AdamW diverges", "1e-6 is usual in RL, 1e-5 in SFT, 1e-4 for adapters", below="the model stands still"),
     "minLearningRate": Window(0, 1e-2, "it is the rate at the end of the decay", "lower it"),
     "weightDecay": Window(0, 1, "it shrinks every weight by this times the rate, each step", "0.01 to 0.1 is usual"),
-    "beta1": Window(0.5, 0.99, _AVERAGE, "0.9 is usual"),
-    "beta2": Window(0.8, 0.9999, _AVERAGE, "0.95 to 0.999 is usual"),
+    "beta1": Window(0.5, 0.99, _STILL, "0.9 is usual", below=_UNSTEADY),
+    "beta2": Window(0.8, 0.9999, _STILL, "0.95 to 0.999 is usual", below=_UNSTEADY),
     "epsilon": Window(1e-16, 1e-3, "it is added to the root of the second moment", "1e-8 is usual"),
     "clipGrad": Window(0, 100, "it bounds the norm of the gradient: such norms hardly occur", "1.0 is usual, 0 is off"),
 }  # fmt: skip
@@ -64,7 +72,7 @@ WINDOWS: Mapping[str, Window] = {
     "algorithm.clip.dual": Window(1, 100, "it bounds the loss of bad responses, in multiples of their advantage", "3 is usual"),
     "algorithm.gamma": Window(0.9, 1, "a reward hardly reaches tokens that are 50 before it", "1 is usual with responses"),
     "algorithm.entropyCoefficient": Window(0, 0.5, "the policy is drawn to random tokens", "0 to 0.01 is usual"),
-    "algorithm.rolloutCorrection.cap": Window(1, 100, "weights are near 1: below, all are cut, and far above, none", "2 is usual"),
+    "algorithm.rolloutCorrection.cap": Window(1, 100, "no weight is cut", "2 is usual: weights are near 1", below="every weight is cut"),
     "algorithm.overlong.penalty": Window(0, 100, "it is taken off the reward", "1 is usual"),
     "dpo.beta": Window(1e-3, 10, "it is the strength of the reference", "0.1 is usual"),
     "dpo.sftCoefficient": Window(0, 100, "pairs hardly count next to it", "0.1 to 1 is usual"),
@@ -103,9 +111,38 @@ def advice(spec: RLJobSpec) -> Iterator[Violation]:
         number = _number(value)
         if number is None or window.low <= number <= window.high:
             continue
-        side, bound = ("below", window.low) if number < window.low else ("above", window.high)
-        rule = f"is {side} {_shown(bound, window)}: {window.reason}"
+        if number < window.low:
+            rule = f"is below {_shown(window.low, window)}: {window.below or window.reason}"
+        else:
+            rule = f"is above {_shown(window.high, window)}: {window.reason}"
         yield Violation(f"spec.{path}", as_written(value), rule, window.fix)
+    for related in RELATIONS:
+        yield from related(spec)
+
+
+def _warmup(spec: RLJobSpec) -> Iterator[Violation]:
+    steps, warmup = (
+        None if spec.task == "service" else Amounts.of(spec).optimizer_steps,
+        spec.train.optimizer.warmup_steps,
+    )
+    if steps is not None and warmup > steps:
+        rule = f"is above the {steps} optimizer steps of the run, so that the rate never reaches learningRate"
+        yield Violation("spec.train.optimizer.warmupSteps", str(warmup), rule, "lower it, or raise spec.train.steps")
+
+
+def _clip(spec: RLJobSpec) -> Iterator[Violation]:
+    clip = spec.algorithm.clip
+    if clip.high < clip.low <= WINDOWS[f"{CLIPS}low"].high and spec.algorithm.loss != "cispo":
+        rule = (
+            f"is below spec.algorithm.clip.low = {clip.low:g}: likely tokens would be held back more than unlikely ones"
+        )
+        yield Violation(
+            "spec.algorithm.clip.high", f"{clip.high:g}", rule, "set it to clip.low, or above, as DAPO has 0.28 and 0.2"
+        )
+
+
+RELATIONS = (_warmup, _clip)
+"""Of fields that are in order each for itself."""
 
 
 def warnings() -> Iterator[dict[str, str]]:
@@ -113,7 +150,7 @@ def warnings() -> Iterator[dict[str, str]]:
     for path, window in WINDOWS.items():
         low, high = _shown(window.low, window), _shown(window.high, window)
         outside = f"below {low}" if window.high == ANY else f"outside {low} to {high}"
-        message = f"spec.{path}: a value {outside} is almost surely a mistake: {window.reason}; {window.fix}"
+        message = f"spec.{path}: a value {outside} is almost surely a mistake: {window.outside}; {window.fix}"
         cispo = 'object.spec.?algorithm.?loss.orValue("") == "cispo" || ' if path.startswith(CLIPS) else ""
         yield {"expression": cispo + _is_inside(path, window), "message": message}
 
