@@ -101,7 +101,7 @@ async def step(spec: RLJobSpec, servers: list[int], prompts: PromptSet, director
     await agent.start()
     while len(workers._places) < pods.replicas:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
-    generator = Generator(spec, "job", tokenizer(), rewards, pool, lambda: None, agent)
+    generator = Generator(spec, tokenizer(), rewards, pool, lambda: None, agent)
     found = await generator.evaluate([HeldOutSet("all", prompts, 1, spec.rollout.sampling)])
     failed = [o.result for group in found["all"] for o in group if isinstance(o.result, Exception)]
     assert not failed, failed[0]

@@ -100,7 +100,7 @@ async def serving(ports: list[int]) -> tuple[RolloutPool, asyncio.Task[None]]:
 
 async def step(spec: RLJobSpec, ports: list[int], prompts: PromptSet, words: PreTrainedTokenizerFast) -> None:
     (pool, probing), rewards = await serving(ports), RewardManager(spec.rewards)
-    generator = Generator(spec, "job", words, rewards, pool, lambda: None)
+    generator = Generator(spec, words, rewards, pool, lambda: None)
     await generator.evaluate([HeldOutSet("all", prompts, 1, spec.rollout.sampling)])
     probing.cancel()
     await pool.close()

@@ -28,16 +28,6 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "arithmetic"
 STEPS, PROMPTS, SAMPLES, SECONDS = 8, 8, 8, 900
 LOG_PROBS = 1e-5
 """How far two cuts of a model may be apart in float32: each adds up the same products in another order. On CPU it was 2e-6."""
-RUN = """
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-from uuid import UUID
-from rljob_trainer.local import run
-run.uuid = SimpleNamespace(uuid4=lambda: UUID(int=0))
-sys.exit(run.run(Path(sys.argv[1]), [sys.argv[2]], Path(sys.argv[3])))
-"""
-"""`run` of a job whose uid, from which the seeds of its samples come, is that of all runs."""
 REWARD = "def reward(response):\n    return sum(c in '02468' for c in response) / 8\n"
 CUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tensor": ("qwen2", {"tensorParallel": 2}),
@@ -82,7 +72,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Curve]:
         work = data / f"{name}-work"
         manifest = data / f"{name}.yaml"
         manifest.write_text(yaml.safe_dump(job(name, **rollout)))
-        command = [sys.executable, "-c", RUN, str(manifest), f"/data={data}", str(work)]
+        command = [sys.executable, "-m", "rljob_trainer", "run", manifest, "--mount", f"/data={data}", "--work", work]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS)
         logs = {log.stem: log.read_text()[-3000:] for log in sorted(work.glob("*.log"))}

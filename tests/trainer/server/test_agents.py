@@ -116,7 +116,7 @@ async def test_turns_before_and_after_an_update_are_of_their_own_policies(
     assert made.rollout.agent
     agent = WorkerAgent(made.rollout.agent)
     await agent.start()
-    generator = Generator(made, "u", load_tokenizer(made), RewardManager([]), lab.pool, lambda: None, agent)
+    generator = Generator(made, load_tokenizer(made), RewardManager([]), lab.pool, lambda: None, agent)
     await lab.publish(0)
     generator.resume()
     prompt = Prompt(0, tuple(2 + (7 * j) % 120 for j in range(40)), "", "", "")

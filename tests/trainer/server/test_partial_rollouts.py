@@ -47,7 +47,7 @@ class Lab:
         sampling = {"maxTokens": LONGEST, "temperature": TEMPERATURE}
         self._job = job = spec(self.policies[0], sampling=sampling).model_copy(update={"train": TRAIN})
         self.pool, self.rewards = RolloutPool(TOKEN, 1, 1, ROOM, lambda: None), RewardManager(job.rewards)
-        self._groups = Groups(job, Generator(job, "u", load_tokenizer(job), self.rewards, self.pool, lambda: None))
+        self._groups = Groups(job, Generator(job, load_tokenizer(job), self.rewards, self.pool, lambda: None))
         self.pending: list[int] = []
         self._drawn = 0
 

@@ -171,7 +171,7 @@ async def _reinforcement(
         room = PROBE_SEQUENCES if spec.keeps_requests else 0  # for a probe, which then meets a server that generates
         rollouts = RolloutPool(token, control.attempt, required_servers(spec), max(1, sequences(spec) - room))
         reporter = _reporter(control.spec, progress, rollouts, pools, gangs, [rewards, *([agent] if agent else [])])
-        generator = Generator(control.spec, control.job_uid, tokenizer, rewards, rollouts, progress.heartbeat, agent)
+        generator = Generator(control.spec, tokenizer, rewards, rollouts, progress.heartbeat, agent)
         source: BatchSource = (
             RecordedBatches(control.spec)
             if spec.train.batches.replay

@@ -69,7 +69,6 @@ class Generator:
     def __init__(
         self,
         spec: RLJobSpec,
-        job_uid: str,
         tokenizer: Tokenizer,
         rewards: RewardManager,
         pool: Responder,
@@ -77,7 +76,7 @@ class Generator:
         agent: Agent | None = None,
     ):
         """`agent`: makes the samples, where they are more than one response."""
-        self._spec, self._job_uid, self._tokenizer, self._rewards = spec, job_uid, tokenizer, rewards
+        self._spec, self._tokenizer, self._rewards = spec, tokenizer, rewards
         self._pool, self._heartbeat, self._agent = pool, heartbeat, agent
         self._parser = ResponseParser.of(spec, pool.parse)
         self._may_generate = PriorityEvent()
@@ -92,7 +91,7 @@ class Generator:
         continued.
         """
         spec = self._spec
-        seed = training_seed(self._job_uid, spec.data.seed, step, position)
+        seed = training_seed(spec.data.seed, step, position)
         request = GroupRequest(position, prompt, spec.train.samples_per_prompt, spec.rollout.sampling, seed)
         if spec.algorithm.advantage == "remax":
             return self._with_baseline(request)
@@ -124,7 +123,7 @@ class Generator:
 
     def _held_out(self, held_out: HeldOutSet) -> Iterator[GroupRequest]:
         for p in held_out.prompts:
-            seed = evaluation_seed(self._job_uid, self._spec.data.seed, held_out.name, p.index)
+            seed = evaluation_seed(self._spec.data.seed, held_out.name, p.index)
             yield GroupRequest(p.index, p, held_out.count, held_out.sampling, seed)
 
     async def samples(self, request: GroupRequest) -> list[Outcome]:

@@ -1,6 +1,7 @@
 """A sample while it is generated: in one request, or in several when weight updates interrupt it (partial rollouts).
 
-The seeds of its requests depend only on job, step and position in the data, so that a resumed run samples the same responses.
+The seeds of its requests depend only on `data.seed`, step and position in the data, so that a resumed run samples the same responses,
+also as another job.
 """
 
 import hashlib
@@ -13,9 +14,9 @@ from rljob_trainer.wire.rollout_client import FinishReason, Generation, Generati
 from rljob_trainer.wire.trajectory import Experts, Segment, appended
 
 
-def training_seed(job_uid: str, seed: int, step: int, position: int) -> int:
+def training_seed(seed: int, step: int, position: int) -> int:
     """Seed of sample 0 of the prompt at `position` of the data, begun in `step`. vLLM adds i for sample i."""
-    return _hash(job_uid, "train", seed, step, position)
+    return _hash("train", seed, step, position)
 
 
 def turn_seed(seed: int, sample: int, turn: int) -> int:
@@ -28,9 +29,9 @@ def continuation_seed(seed: int, sample: int, generated: int) -> int:
     return _hash(seed, sample, generated)
 
 
-def evaluation_seed(job_uid: str, seed: int, name: str, prompt_index: int) -> int:
+def evaluation_seed(seed: int, name: str, prompt_index: int) -> int:
     """Seed of response 0 to a held-out prompt of the set `name`. It is the same at every evaluation, so that only the policy makes a difference."""
-    return _hash(job_uid, "evaluation", seed, name, prompt_index)
+    return _hash("evaluation", seed, name, prompt_index)
 
 
 def _hash(*parts: object) -> int:

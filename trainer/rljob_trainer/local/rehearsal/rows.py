@@ -140,7 +140,7 @@ class Rehearsal:
     async def _sample(self, prompt: Prompt, script: Script, sampling: Sampling) -> Outcome:
         """As the driver makes one."""
         policy = ScriptedPolicy(script, self._tokenizer, self._end, self._parser.parse)
-        generator = Generator(self._spec, "try", self._tokenizer, self._rewards, policy, _nothing, self._agent)
+        generator = Generator(self._spec, self._tokenizer, self._rewards, policy, _nothing, self._agent)
         (outcome,) = await generator.samples(GroupRequest(prompt.index, prompt, 1, sampling, SEED))
         return outcome
 
