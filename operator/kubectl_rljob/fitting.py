@@ -1,12 +1,12 @@
 """Why a job does not fit on its GPUs and hosts: what is certain of the estimates behind `plan`. It ends `plan` as a broken rule does."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kubectl_rljob.remedies import Remedy
 from rljob_api.rules import Violation
 from rljob_api.sizing.devices import Gpu
-from rljob_api.sizing.memory import GIB, PhaseMemory, PhaseName, TrainerMemory
+from rljob_api.sizing.memory import GIB, PhaseMemory, TrainerMemory
 from rljob_api.sizing.server_arguments import may_be_smaller
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
@@ -15,8 +15,9 @@ SEARCH = "`plan --suggest` searches layouts"
 FIX = f"docs/sizing.md has what to change, by its cost; {SEARCH}"
 SMALLEST = 2**20
 """Bytes of memory without which no container starts: a limit below it lacks its unit."""
-FAR = 1.25
-"""Of a GPU's memory. What needs more does not fit: no estimate is that wrong."""
+FAR = 4.0
+"""Of a GPU's memory. What needs more by the estimate does not fit. Estimates were up to 1.5 times what was measured, and of a stage with selective
+recomputation of `mlp`, which they do not follow, they are up to 3.5 times what there is."""
 
 
 def tight(phases: Sequence[PhaseMemory], device: Gpu) -> list[PhaseMemory]:
@@ -29,21 +30,15 @@ def refused(phases: Sequence[PhaseMemory], device: Gpu) -> list[PhaseMemory]:
     return [p for p in phases if p.certain > device.bytes or p.total > FAR * device.bytes]
 
 
-def of_trainer(
-    phases: Sequence[PhaseMemory], device: Gpu, remedy: Callable[[Collection[PhaseName]], Remedy | None]
-) -> Iterator[Violation]:
-    """`remedy`: of the phases of these names."""
+def of_trainer(phases: Sequence[PhaseMemory], device: Gpu, remedy: Callable[[], Remedy | None]) -> Iterator[Violation]:
+    """`remedy`: the one field that makes all of them fit."""
     never, hardly = refused(phases, device), tight(phases, device)
     if not never:
         return
     also = f", and by the estimate not in {_named(hardly)}" if hardly else ""
     start = any(p.certain > device.bytes for p in never)
-    why = (
-        "ranks would refuse to start"
-        if start
-        else f"that is more than {FAR:g} times the GPU, and no estimate is so wrong"
-    )
-    found = remedy({p.name for p in never})
+    why = "ranks would refuse to start" if start else f"that is more than {FAR:g} times the GPU"
+    found = remedy()
     into = f" into {_gpu(device)}" if found else ""
     rule = f"the job does not fit{into} in {_named(never)}{also}: {why}"
     if found:
@@ -59,7 +54,7 @@ def of_gangs(spec: RLJobSpec, gangs: Mapping[str, TrainerMemory], device: Gpu) -
             rule = f"its weights, gradients and optimizer take {gib(certain)} of a GPU"
             yield Violation(spec.field_of(role), _gpu(device), rule, FIX)
         elif needed.total > FAR * device.bytes:
-            rule = f"it takes {gib(needed.total)} of a GPU, more than {FAR:g} times what there is, and no estimate is so wrong"
+            rule = f"it takes {gib(needed.total)} of a GPU, more than {FAR:g} times what there is"
             yield Violation(spec.field_of(role), _gpu(device), rule, FIX)
 
 

@@ -1,10 +1,10 @@
 """The one field whose change makes a job fit, with its largest value that does."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rljob_api.sizing.layout import Amounts
-from rljob_api.sizing.memory import PhaseName, cache_memory, phases
+from rljob_api.sizing.memory import cache_memory, phases
 from rljob_api.sizing.replica import server_defaults
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
@@ -23,11 +23,11 @@ class Remedy(NamedTuple):
     fix: str
 
 
-def remedy(spec: RLJobSpec, shape: Shape, device: float, named: Collection[PhaseName]) -> Remedy | None:
-    """For phases that do not fit into a GPU of `device` bytes. None: no change of one field is enough."""
+def remedy(spec: RLJobSpec, shape: Shape, device: float) -> Remedy | None:
+    """For a job of which a phase does not fit into a GPU of `device` bytes. None: no change of one field is enough."""
 
     def fits(changed: RLJobSpec) -> bool:
-        return all(p.total <= device for p in phases(changed, shape, device) if p.name in named)
+        return all(p.total <= device for p in phases(changed, shape, device))
 
     return _tokens(spec, fits) or _share(spec, fits, lambda changed: cache_memory(changed, shape, device).there > 0)
 

@@ -1,6 +1,7 @@
 """An estimate of what one GPU has to hold, by what holds it and by phase of a step.
 
-It is for people who choose a layout. Only what is there for certain, and cannot fit, is refused by it (`PhaseMemory.certain`, when ranks start).
+It is for people who choose a layout. When ranks start, only what is there for certain, and cannot fit, is refused by it (`PhaseMemory.certain`); by
+`plan` also an estimate that is far too large (kubectl_rljob/fitting.py).
 
 Trainer: the pipeline stage that holds most (stage.py has the formulas).
 

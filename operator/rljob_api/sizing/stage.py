@@ -11,7 +11,8 @@ With b bytes of a parameter, P the rank's own parameters, d the ranks that share
         with experts topk (hidden + 3 feed-forward): each of a token's experts has a copy of it, and shared ones have 3 feed-forward more
         (Korthikanti et al. arXiv 2205.05198 section 4, for SwiGLU, without the attention matrix, which flash attention computes again);
         without sequence parallelism the hidden part is not divided by t; full recomputation keeps the inputs of the layers that are
-        computed again together, and has their activations then; a stage holds as many
+        computed again together, and has their activations then; of layers whose activations are in host memory (`cpu_offloading`), those of one
+        are on their way; a stage holds as many
         micro-batches as there are stages after it, itself included, interleaved (1 + (p-1)/(p v)) times as many (ibid. section 4.2.3)
     vision tower
         whole on every rank; what spec.model.freeze names has weights alone. Activations as if every token were of an image, none of a frozen tower
@@ -24,9 +25,9 @@ A checkpoint has the weights of all that learns, in `model.dtype`, and in float3
 parameter in bfloat16. With LoRA the adapters alone learn. An export is the whole model in `model.dtype`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
@@ -199,11 +200,19 @@ def _kept(ranks: RankSettings, layers: float) -> tuple[float, float, float]:
     instead; and the number of layers that are computed again at a time."""
     r = ranks.recompute
     if r.granularity != "full":
-        return layers, 0.0, 0.0
+        away = min(layers, _in_host_memory(ranks.transformer_config))
+        return layers - away, 0.0, 1.0 if away else 0.0
     if r.method == "uniform":
         return 0.0, layers / r.layers, r.layers
     inputs = min(layers, r.layers * ranks.parallelism.virtual_pipeline)
     return layers - inputs, inputs, 1.0
+
+
+def _in_host_memory(transformer_config: Mapping[str, Any]) -> int:
+    """Layers whose activations megatron-core keeps there."""
+    wanted = transformer_config.get("cpu_offloading") and transformer_config.get("cpu_offloading_activations", True)
+    layers = transformer_config.get("cpu_offloading_num_layers", 0)
+    return layers if wanted and isinstance(layers, int) else 0
 
 
 def _in_flight(lay: Layout, stage: int) -> float:
