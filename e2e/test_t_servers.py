@@ -46,18 +46,22 @@ def job(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Job]:
     if of != "arithmetic":
         run_preparation(lab.kube, lab.provider, of)
     enforce(lab.kube, "restricted")
-    job = lab.start(
-        request.param,
-        of,
-        train={"steps": 100_000, "batches": {"record": True}},
-        rollout={"replicas": 1, "nodes": 2} | cut,
-        evaluation={"everySteps": 0},
-        checkpoint={"path": f"/data/runs/{request.param}", "everySteps": 10},
-    )
-    job.wait_for_step(1, timeout=SECONDS)
-    yield job
-    job.delete()
-    enforce(lab.kube, "baseline")
+    job = None
+    try:
+        job = lab.start(
+            request.param,
+            of,
+            train={"steps": 100_000, "batches": {"record": True}},
+            rollout={"replicas": 1, "nodes": 2} | cut,
+            evaluation={"everySteps": 0},
+            checkpoint={"path": f"/data/runs/{request.param}", "everySteps": 10},
+        )
+        job.wait_for_step(1, timeout=SECONDS)
+        yield job
+    finally:
+        if job:
+            job.delete()
+        enforce(lab.kube, "baseline")
 
 
 def generations(status: JobStatus) -> list[int]:

@@ -1,13 +1,13 @@
 """The required node affinity of a pod, compiled: what a user may write takes long to read, and a plan asks for it of every node, several times.
 
 Whatever the expressions of a term list about one key, they come to one requirement, which takes the same short time for each node. What is known of a
-node is kept while its labels stay, for the affinities that were asked for last.
+node is kept while its labels stay.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 from rljob_placement.cluster import Node
@@ -18,8 +18,6 @@ NodeSelectorRequirement = Mapping[str, Any]
 INTEGER = re.compile(r"[+-]?[0-9]{1,63}")
 LEAST, MOST = -(2**63), 2**63 - 1
 """Numbers that a label may be compared with."""
-REMEMBERED = 16
-"""Affinities of which is known what nodes they match: those of all roles of a job, and of a few more jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +88,16 @@ class Affinity:
     """Terms of which one has to hold. An empty term holds for no node."""
 
     def __init__(self, terms: Sequence[NodeSelectorTerm]) -> None:
-        parts = ((term.get("matchExpressions") or (), term.get("matchFields") or ()) for term in terms)
-        self._terms = [(_compiled(labels), _compiled(fields)) for labels, fields in parts if labels or fields]
+        """`terms`: nobody changes them."""
+        self._given = terms
         self._known: dict[str, tuple[Mapping[str, str], bool]] = {}
         """By node: its labels, and whether it matches."""
+
+    @cached_property
+    def _terms(self) -> list[tuple[Requirements, Requirements]]:
+        """What each asks of labels, and of fields. Compiled when a node is asked about: many plans never do."""
+        parts = ((term.get("matchExpressions") or (), term.get("matchFields") or ()) for term in self._given)
+        return [(_compiled(labels), _compiled(fields)) for labels, fields in parts if labels or fields]
 
     def matches(self, node: Node) -> bool:
         known = self._known.get(node.name)
@@ -110,26 +114,3 @@ class Affinity:
 
 def _all_hold(requirements: Requirements, values: Mapping[str, str]) -> bool:
     return all(requirement.holds(values.get(key)) for key, requirement in requirements)
-
-
-class _Terms:
-    """Terms as a key of what is remembered: those of one pod template are the same object, and to compare others takes as long as to read them."""
-
-    def __init__(self, terms: Sequence[NodeSelectorTerm]) -> None:
-        self.terms = terms
-
-    def __hash__(self) -> int:
-        return id(self.terms)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Terms) and self.terms is other.terms
-
-
-def matches(terms: Sequence[NodeSelectorTerm], node: Node) -> bool:
-    """Whether the node has what one of the terms requires. `terms`: nobody changes them."""
-    return _affinity(_Terms(terms)).matches(node)
-
-
-@lru_cache(maxsize=REMEMBERED)
-def _affinity(key: _Terms) -> Affinity:
-    return Affinity(key.terms)

@@ -12,7 +12,7 @@ from rljob_api.sizing.layout import required_rollout_pods, rollout_pods
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.sizing.traffic import Link, gang_links, links
 from rljob_api.spec import RLJobSpec
-from rljob_placement.affinity import NodeSelectorTerm, matches
+from rljob_placement.affinity import Affinity, NodeSelectorTerm
 from rljob_placement.cluster import Node, requests
 
 NO_DEVICES: Mapping[str, Thousandths] = {}
@@ -26,6 +26,11 @@ class Demand:
     selector: Mapping[str, str]
     terms: tuple[NodeSelectorTerm, ...] = ()
     tolerations: tuple[Mapping[str, Any], ...] = ()
+    affinity: Affinity = field(init=False, compare=False, repr=False)
+    """The terms, compiled."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "affinity", Affinity(self.terms))
 
     @staticmethod
     def of(spec: RLJobSpec, role: str, devices: Mapping[str, Thousandths] = NO_DEVICES) -> "Demand":
@@ -46,7 +51,7 @@ class Demand:
             return f"untolerated taint {untolerated['key']}"
         if not self.selector.items() <= node.labels.items():
             return "not matching nodeSelector"
-        if self.terms and not matches(self.terms, node):
+        if self.terms and not self.affinity.matches(node):
             return "not matching node affinity"
         return ""
 

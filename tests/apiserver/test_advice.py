@@ -104,7 +104,7 @@ def test_a_job_is_stored_with_a_warning_for_each_unusual_value(plane: ControlPla
 def values(window: Window) -> Iterator[tuple[Any, bool]]:
     """At both ends of a window and beyond them, with whether it is unusual."""
     if window.is_size:
-        yield from ((f"{window.low:.0f}", False), ("1Gi", False), ("63Mi", True), ("900k", True))
+        yield from ((f"{window.low:.0f}", False), ("1Gi", False), ("63Mi", True), ("900k", True), (2**20, True))
         return
     yield from ((window.low, False), (int(window.low) - 1, True), (window.low - 1e-3, True))
     if window.high < float("inf"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_placement.affinity import INTEGER, NodeSelectorTerm, matches
+from rljob_placement.affinity import INTEGER, Affinity, NodeSelectorTerm
 from rljob_placement.cluster import Node
 
 VALUES = ["", "a", "b", "-3", "7", "+7", "08", str(2**63 - 1), str(2**63), str(-(2**63)), "9" * 70]
@@ -76,15 +76,17 @@ def holds(e: Mapping[str, Any], values: Mapping[str, str]) -> bool:
 def test_it_matches_as_its_expressions_do_also_a_node_whose_labels_have_changed(
     wanted: list[dict[str, Any]], nodes: list[Node]
 ) -> None:
+    affinity = Affinity(wanted)
     for node in [*nodes, *nodes]:
-        assert matches(wanted, node) == has_one(wanted, node)
+        assert affinity.matches(node) == has_one(wanted, node)
 
 
 @pytest.mark.parametrize("about", ["matchExpressions", "matchFields"])
 def test_a_node_that_was_asked_about_is_not_looked_at_again(about: str, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "pool" if about == "matchExpressions" else "metadata.name"
     wanted, node = [{about: [{"key": key, "operator": "In", "values": ["n1"]}]}], Node("n1", {"pool": "n1"})
-    assert matches(wanted, node)
+    affinity = Affinity(wanted)
+    assert affinity.matches(node)
     monkeypatch.setattr("rljob_placement.affinity._all_hold", lambda *arguments: False)
-    assert matches(wanted, node)
-    assert not matches(wanted, Node("n1", {"pool": "n1"})), "these labels may be others"
+    assert affinity.matches(node)
+    assert not affinity.matches(Node("n1", {"pool": "n1"})), "these labels may be others"

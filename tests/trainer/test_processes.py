@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from rljob_trainer.processes import FAMILY, ProcessTree, children, piped
+from rljob_trainer.processes import FAMILY, ProcessTree, children, start_piped
 
 PR_SET_NAME = 15
 """linux/prctl.h"""
@@ -86,8 +86,8 @@ TURNS = range(16)
 """Of the event loop, after which the start of a process is cancelled: it takes fewer."""
 
 
-async def begun(turns: int) -> asyncio.Task[asyncio.subprocess.Process]:
-    starting = asyncio.create_task(piped(("sleep", "60"), os.environ))
+async def begun(turns: int, *command: str) -> asyncio.Task[asyncio.subprocess.Process]:
+    starting = asyncio.create_task(start_piped(command or ("sleep", "60"), os.environ))
     for _ in range(turns):
         await asyncio.sleep(0)
     return starting
@@ -124,6 +124,15 @@ async def test_a_start_that_is_cancelled_ends_and_leaves_no_process(turns: int) 
     assert starting.done()
     given_back(starting)
     assert await asyncio.to_thread(has_none_but, known)
+
+
+@pytest.mark.parametrize("turns", TURNS)
+async def test_a_start_that_is_cancelled_as_the_process_ends_is_cancelled(turns: int) -> None:
+    starting = await begun(turns, "true")
+    time.sleep(0.1)  # noqa: ASYNC251 - the loop is to see nothing of its end
+    starting.cancel()
+    await asyncio.wait({starting}, timeout=10)
+    assert starting.cancelled() or starting.result()
 
 
 @pytest.mark.parametrize("turns", TURNS)

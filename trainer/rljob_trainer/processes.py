@@ -35,7 +35,7 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-async def piped(command: Iterable[str], environment: Mapping[str, str], limit: int = 2**16) -> Process:
+async def start_piped(command: Iterable[str], environment: Mapping[str, str], limit: int = 2**16) -> Process:
     """A process in a session of its own, which reads and writes pipes of ours. `limit`: bytes of a line that it writes.
 
     May be cancelled, also by the end of the loop. Python before 3.12.5 then waits for ever for a process whose pipes it has not connected
@@ -53,7 +53,8 @@ async def piped(command: Iterable[str], environment: Mapping[str, str], limit: i
             starting.cancel()
             await asyncio.sleep(0)
         if not starting.cancelled() and not starting.exception():
-            starting.result().kill()
+            with contextlib.suppress(ProcessLookupError):  # it may have ended
+                starting.result().kill()
         raise
 
 

@@ -158,7 +158,7 @@ def warnings() -> Iterator[dict[str, str]]:
 def _is_inside(path: str, window: Window) -> str:
     """True also for a field that is not set."""
     if window.is_size:
-        inside = f'!quantity(v).isLessThan(quantity("{_shown(window.low, window)}"))'
+        inside = f'!quantity(string(v)).isLessThan(quantity("{_shown(window.low, window)}"))'
     else:
         inside = f"double(v) >= {float(window.low)}" + (
             f" && double(v) <= {float(window.high)}" if window.high < ANY else ""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rljob_api.families import family_of, has_latent_attention, rope_of
+from rljob_api.families import FAMILIES, family_of, has_latent_attention, rope_of
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.widths import feed_forward, heads_of, indivisible, unshared
 from rljob_api.sizing.replica import longest_context
@@ -27,8 +27,10 @@ def server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
     family = family_of(config)
     if family and spec.trainer.device not in family.servers:
         rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
-        elsewhere = f"set spec.trainer.device: {family.servers[0]}, or " if family.servers else ""
-        alone = f"{LANGUAGE}, or " if family.language else ""
+        elsewhere = "set spec.trainer.device: gpu, or " if "gpu" in family.servers else ""
+        alone = (
+            f"{LANGUAGE}, or " if family.language and spec.trainer.device in FAMILIES[family.language].servers else ""
+        )
         fix = f"{elsewhere}{alone}{ELSE}"
         yield Violation("spec.model.path", spec.model.path, rule, fix)
     elif family and family.states:

@@ -15,7 +15,7 @@ from rljob_api.protocol import Failure
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import FORK_SERVER_LOST, FailureKind
 from rljob_trainer.pod.fork_server import ForkRequest
-from rljob_trainer.processes import kill_group, piped
+from rljob_trainer.processes import kill_group, start_piped
 from rljob_trainer.sources.record import are_fetched, until_fetched
 
 KILL_AGAIN_SECONDS = 0.5
@@ -60,7 +60,7 @@ class ForkServer:
         async with self._starting:
             if self._process is None or self._process.returncode is not None:
                 self._ready = False
-                self._process = await piped(self._command, self._environment)
+                self._process = await start_piped(self._command, self._environment)
 
     async def ready(self) -> None:
         """Wait until everything is imported. May be cancelled. Raises ForkServerLost."""

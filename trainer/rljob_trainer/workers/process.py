@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from rljob_api import names
-from rljob_trainer.processes import ProcessTree, end, piped
+from rljob_trainer.processes import ProcessTree, end, start_piped
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Child:
         command = (sys.executable, "-u", "-m", module, *arguments)  # a killed process would lose buffered prints
         family = ProcessTree()
         environment = _environment() | dict(variables or {}) | family.environment
-        process = await piped(command, environment, LINE_LIMIT)
+        process = await start_piped(command, environment, LINE_LIMIT)
         family.lead(process.pid)
         return cls(process, family)
 
