@@ -113,7 +113,7 @@ kueue: setup ## Compile Kueue, and test jobs that it places (not part of test: t
 
 .PHONY: test-kubernetes
 test-kubernetes: export RLJOB_KUBERNETES = $(VERSION)
-test-kubernetes: setup ## The tests of API server and cluster on another Kubernetes: VERSION=1.34 (or 1.35, 1.36, 1.37)
+test-kubernetes: setup ## The tests of API server and cluster on another Kubernetes: VERSION=1.34 (or 1.35, 1.36)
 	@test -f e2e/cluster/components/kubernetes/$(VERSION)/go.mod || { echo "VERSION is one of $$(ls e2e/cluster/components/kubernetes | xargs)"; exit 1; }
 	$(MAKE) --no-print-directory cluster
 	$(PYTEST_TWICE) -m "slow and not extra" tests/apiserver --durations=10

@@ -51,7 +51,7 @@ def choose() -> Provider:
             f"No cluster to run on: one on this machine needs {', '.join(lacking)}. Do one of these:\n"
             "- name a cluster, of kind for example: RLJOB_KUBECONFIG (path), RLJOB_STORAGE_CLASS (ReadWriteMany), RLJOB_OPERATOR_IMAGE and\n"
             "  RLJOB_TRAINER_IMAGE (names that it can pull; docker build -f images/operator/Dockerfile and images/trainer/Dockerfile make them)\n"
-            "- run as root on Debian or Ubuntu with Go 1.24 or later"
+            "- run as root on Debian or Ubuntu with Go 1.26 or later"
         )
     return Local()
 
@@ -62,7 +62,7 @@ def local_lacks() -> list[str]:
         "Linux": sys.platform == "linux",
         "root": os.geteuid() == 0,
         "Debian or Ubuntu (apt-get)": shutil.which("apt-get"),
-        "Go 1.24 or later (go)": shutil.which("go"),
+        "Go 1.26 or later (go)": shutil.which("go"),
     }
     return [need for need, there in needs.items() if not there]
 

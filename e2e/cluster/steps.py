@@ -11,7 +11,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE / "scripts"
 REPOSITORY = HERE.parents[1]
 CACHE = Path(os.environ.get("RLJOB_CACHE") or Path.home() / ".cache" / "rljob")
-KUBERNETES = os.environ.get("RLJOB_KUBERNETES") or "1.34"
+KUBERNETES = os.environ.get("RLJOB_KUBERNETES") or "1.37"
 """Minor version of Kubernetes, one of components/kubernetes. What is compiled for another one lies apart, so that neither replaces the other."""
 BIN = CACHE / f"bin-{KUBERNETES}"
 STATE = CACHE / "cluster"

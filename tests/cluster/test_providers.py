@@ -38,7 +38,7 @@ def test_without_root_the_message_says_what_to_install(programs: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("program", "need"), [("go", "Go 1.24 or later (go)"), ("apt-get", "Debian or Ubuntu (apt-get)")]
+    ("program", "need"), [("go", "Go 1.26 or later (go)"), ("apt-get", "Debian or Ubuntu (apt-get)")]
 )
 def test_the_demo_of_a_machine_without_go_or_debian_is_the_same_job_without_kubernetes(
     program: str, need: str, programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
