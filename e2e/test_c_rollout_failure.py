@@ -106,7 +106,7 @@ for path in sorted(pathlib.Path("/data/runs/{job.name}/batches").glob("step_*.sa
     print(json.dumps([json.loads(batch.metadata()["step"]), samples, policies]))
 """
     lines = [json.loads(line) for line in lab.python(program).splitlines()]
-    assert [step for step, _, _ in lines] == [*range(1, len(lines) + 1)] != []
+    assert sorted(step for step, _, _ in lines) == [*range(1, len(lines) + 1)] != []
     everything = [[group, sample] for group in range(16) for sample in range(16)]
     for step, samples, policies in lines:
         assert samples == everything
