@@ -56,7 +56,9 @@ class NearestNodes:
         return heap[0] if heap else None
 
     def _has_capacity(self, node: int) -> bool:
-        return self._places.has_capacity(self._places.problem.trainers, node)
+        """For one more rollout: all need the same, so the first one stands for any."""
+        first = self._places.problem.trainers
+        return self._places.has_capacity(first, node)
 
     def _left(self, node: int) -> int:
         places = self._places

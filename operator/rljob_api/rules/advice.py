@@ -121,10 +121,9 @@ def advice(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def _warmup(spec: RLJobSpec) -> Iterator[Violation]:
-    steps, warmup = (
-        None if spec.task == "service" else Amounts.of(spec).optimizer_steps,
-        spec.train.optimizer.warmup_steps,
-    )
+    if spec.task == "service":
+        return
+    steps, warmup = Amounts.of(spec).optimizer_steps, spec.train.optimizer.warmup_steps
     if steps is not None and warmup > steps:
         rule = f"is above the {steps} optimizer steps of the run, so that the rate never reaches learningRate"
         yield Violation("spec.train.optimizer.warmupSteps", str(warmup), rule, "lower it, or raise spec.train.steps")
@@ -136,9 +135,8 @@ def _clip(spec: RLJobSpec) -> Iterator[Violation]:
         rule = (
             f"is below spec.algorithm.clip.low = {clip.low:g}: likely tokens would be held back more than unlikely ones"
         )
-        yield Violation(
-            "spec.algorithm.clip.high", f"{clip.high:g}", rule, "set it to clip.low, or above, as DAPO has 0.28 and 0.2"
-        )
+        fix = "set it to clip.low, or above, as DAPO has 0.28 and 0.2"
+        yield Violation("spec.algorithm.clip.high", f"{clip.high:g}", rule, fix)
 
 
 RELATIONS = (_warmup, _clip)
@@ -160,9 +158,9 @@ def _is_inside(path: str, window: Window) -> str:
     if window.is_size:
         inside = f'!quantity(string(v)).isLessThan(quantity("{_shown(window.low, window)}"))'
     else:
-        inside = f"double(v) >= {float(window.low)}" + (
-            f" && double(v) <= {float(window.high)}" if window.high < ANY else ""
-        )
+        inside = f"double(v) >= {float(window.low)}"
+        if window.high < ANY:
+            inside += f" && double(v) <= {float(window.high)}"
     items, _, field = path.rpartition("[].")
     value = f"{'e' if items else 'object.spec'}{_optional(field)}.optMap(v, {inside}).orValue(true)"
     return f"object.spec{_optional(items)}.orValue([]).all(e, {value})" if items else value

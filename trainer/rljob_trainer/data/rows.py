@@ -71,18 +71,19 @@ def answer_in(record: Record, spec: DataSpec) -> Any:
 
 
 PLACES_OF_ANSWERS = (
-    *(
-        "reward_model.ground_truth",
-        "ground_truth",
-        "answer",
-        "solution",
-        "label",
-        "target",
-        "gold",
-        "response",
-        "output",
-    ),
-    *("extra_info.answer", "extra_info.ground_truth", "metadata.answer", "answers"),
+    "reward_model.ground_truth",
+    "ground_truth",
+    "answer",
+    "solution",
+    "label",
+    "target",
+    "gold",
+    "response",
+    "output",
+    "extra_info.answer",
+    "extra_info.ground_truth",
+    "metadata.answer",
+    "answers",
 )
 """Where data sets have their answers: verl's first."""
 

@@ -151,10 +151,9 @@ def _undecided(file: TriedFile) -> Iterable[str]:
 
 def distinguishes(row: TriedRow) -> bool | None:
     """Whether the row's own answer is worth more than every other text. None: nobody can say."""
-    right, wrong = (
-        [r for script, r in _rewards(row) if script.is_right],
-        [r for s, r in _rewards(row) if not s.is_right],
-    )
+    rewards = _rewards(row)
+    right = [reward for script, reward in rewards if script.is_right]
+    wrong = [reward for script, reward in rewards if not script.is_right]
     return min(right) > max(wrong) if right and wrong else None
 
 

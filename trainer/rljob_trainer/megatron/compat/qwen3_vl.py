@@ -131,8 +131,9 @@ class Qwen3VLModel(MegatronModule):
             tower.pos_embed: freeze_vision_model,
             tower.blocks: freeze_vision_model,
             tower.merger: freeze_vision_projection,
-            getattr(tower, "deepstack_merger_list", tower.merger): freeze_vision_projection,
         }
+        if hasattr(tower, "deepstack_merger_list"):
+            parts[tower.deepstack_merger_list] = freeze_vision_projection
         for part in (part for part, frozen in parts.items() if frozen):
             part.requires_grad_(False)
 
