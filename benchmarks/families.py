@@ -46,6 +46,8 @@ SIZES = {
     "q_lora_rank": 256,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
+    "index_head_dim": 128,
+    "index_topk": 512,
 }
 """In place of those of a kind, where it has them."""
 LIMIT_SECONDS = 240
@@ -62,6 +64,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="at a time on a GPU")
     parser.add_argument(
         "--lora", type=int, default=0, help="rank of adapters, for families that take them; 0: all weights are trained"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=64, help="of a response; sparse attention chooses among more than 512"
     )
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of a job")
@@ -136,7 +141,11 @@ def job(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         "algorithm": {"advantage": "grpo"},
         "train": {"steps": 3, "promptsPerStep": 16, "samplesPerPrompt": 4, "optimizer": {"learningRate": 1e-4}},
         "trainer": {"device": options.device, "processesPerNode": 1},
-        "rollout": {"placement": "colocated", "sampling": {"maxTokens": 64}, "vllmArgs": arguments(options)},
+        "rollout": {
+            "placement": "colocated",
+            "sampling": {"maxTokens": options.tokens},
+            "vllmArgs": arguments(options),
+        },
         "lifecycle": {"maxRestarts": 0},
         "checkpoint": {"path": str(root / "run"), "everySteps": 0, "exportHuggingFace": False},
     }

@@ -21,6 +21,8 @@ FROM_ZERO = (
 )
 OF_LATENTS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """What the model of a config.json with `kv_lora_rank` is computed from as well."""
+OF_INDEXERS = ("index_n_heads", "index_head_dim", "index_topk")
+"""What the model of a family with sparse attention is computed from as well."""
 OF_DELTA_NETS = (
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     "linear_conv_kernel_dim",
@@ -53,7 +55,7 @@ def unfit(config: Mapping[str, Any]) -> list[Unfit]:
         return wrong
     language = language_of(dict(config))
     return [
-        *_counts(language, (*FROM_ONE, *OF_LATENTS, *OF_DELTA_NETS), 1),
+        *_counts(language, (*FROM_ONE, *OF_LATENTS, *OF_INDEXERS, *OF_DELTA_NETS), 1),
         *_counts(language, FROM_ZERO, 0),
         *_dense_layers(language),
         *_layer_types(language),
@@ -132,6 +134,10 @@ class Latent:
     """Width of the part that is rotated (RoPE)."""
     value: int
     """Width of a head's value."""
+    index_heads: int = 0
+    """Heads of the indexer that chooses the tokens of sparse attention; 0: a query attends to all before it."""
+    index_head: int = 0
+    """Width of one of its heads."""
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Latent | None":
@@ -144,14 +150,17 @@ class Latent:
             content=config["qk_nope_head_dim"],
             rotated=config["qk_rope_head_dim"],
             value=config["v_head_dim"],
+            index_heads=config.get("index_n_heads") or 0,
+            index_head=config.get("index_head_dim") or 0,
         )
 
     def parameters(self, hidden: int, heads: int) -> int:
-        """Parameters of one layer's attention: projections into the vectors, out of them, and of the output."""
+        """Parameters of one layer's attention: projections into the vectors, out of them, and of the output; those of an indexer."""
         wide = heads * (self.content + self.rotated)
         queries = (hidden + wide) * self.query if self.query else hidden * wide
         into, out = hidden * (self.key_value + self.rotated), self.key_value * heads * (self.content + self.value)
-        return queries + into + out + heads * self.value * hidden
+        index = self.query * self.index_heads * self.index_head + hidden * (self.index_head + self.index_heads)
+        return queries + into + out + heads * self.value * hidden + index
 
 
 @dataclass(frozen=True, slots=True)

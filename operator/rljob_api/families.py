@@ -204,6 +204,43 @@ FAMILIES = {
             },
             tools="kimi_k2",
         ),
+        Family(
+            "deepseek_v32",
+            "DeepSeek-V3.2, in bfloat16",
+            EXPERTS,
+            rotations=("default", "yarn"),
+            latent=True,
+            sparse=True,
+            adapters=("linear_proj",),
+            servers=(),
+            values={
+                "topk_method": ("noaux_tc",),
+                "norm_topk_prob": (True,),
+                "scoring_func": ("sigmoid",),
+                "moe_layer_freq": (1,),
+                "indexer_rope_interleave": (False,),
+            },
+        ),
+        Family(
+            "glm_moe_dsa",
+            "GLM-5, GLM-5.1",
+            EXPERTS,
+            latent=True,
+            sparse=True,
+            adapters=("linear_proj",),
+            servers=(),
+            values={
+                "topk_method": ("noaux_tc",),
+                "norm_topk_prob": (True,),
+                "scoring_func": ("sigmoid",),
+                "moe_layer_freq": (1,),
+                "indexer_rope_interleave": (True,),
+                "index_topk_freq": (1,),
+                "index_topk_pattern": (None,),
+            },
+            required=("indexer_rope_interleave",),
+            tools="glm45",
+        ),
     )
 }
 
@@ -216,12 +253,9 @@ class Refusal(NamedTuple):
     """What helps, if not only another model."""
 
 
-_SPARSE = Refusal("its sparse attention is not in vLLM's CPU build, with which families are proven")
 _TOWER = Refusal("its vision tower is not trained")
 _BRIDGE = Refusal("megatron-bridge 0.6.2 cannot convert it")
 REFUSED = {
-    "glm_moe_dsa": _SPARSE,
-    "deepseek_v32": _SPARSE,
     "kimi_k25": _TOWER,
     "kimi_vl": _TOWER,
     "kimi_linear": _BRIDGE,
@@ -266,6 +300,12 @@ def language_of(config: dict[str, Any]) -> dict[str, Any]:
 def has_latent_attention(config: dict[str, Any]) -> bool:
     """Whether keys and values of a config.json's model come from a latent of `kv_lora_rank` numbers."""
     return bool(config.get("kv_lora_rank"))
+
+
+def has_sparse_attention(config: dict[str, Any]) -> bool:
+    """Whether an indexer chooses the tokens that a query of a config.json's model attends to."""
+    family = family_of(config)
+    return bool(family and family.sparse)
 
 
 def has_delta_nets(config: dict[str, Any]) -> bool:

@@ -36,6 +36,8 @@ class Family:
     """`attention_bias` may be true: queries, keys and values have biases."""
     latent: bool = False
     """Multi-latent attention."""
+    sparse: bool = False
+    """An indexer chooses the tokens that a query attends to (DeepSeek-V3.2, arXiv 2512.02556)."""
     states: bool = False
     """Some layers keep a state in place of keys and values: gated delta nets (arXiv 2412.06464)."""
     adapters: tuple[str, ...] = ()

@@ -27,6 +27,14 @@ LATENT = DENSE | {
     "num_key_value_heads": 3,
     "kv_lora_rank": 512,
 }
+SPARSE = LATENT | {
+    "model_type": "glm_moe_dsa",
+    "num_key_value_heads": 8,
+    "indexer_rope_interleave": True,
+    "index_n_heads": 4,
+    "index_head_dim": 32,
+    "index_topk": 16,
+}
 HYBRID = DENSE | {
     "model_type": "qwen3_5_text",
     "linear_num_key_heads": 4,
@@ -84,6 +92,12 @@ RULES = [
     (MINIMAX | {"rotary_dim": None}, {}, M, "its config.json has no rotary_dim"),
     (MINIMAX | {"rope_parameters": {"partial_rotary_factor": 1.0}}, {}, M, "its rotary_dim = 16 is not supported"),
     (MINIMAX | {"qk_norm_type": "per_head"}, {}, M, "its qk_norm_type = per_head is not supported"),
+    ({k: v for k, v in SPARSE.items() if k != "indexer_rope_interleave"}, {}, M, "its config.json has no indexer_rope_interleave"),
+    (SPARSE | {"indexer_rope_interleave": False}, {}, M, "its indexer_rope_interleave = False is not supported"),
+    (SPARSE | {"indexer_types": ["full", "shared"]}, {}, M, "its indexer_types = ['full', 'shared'] is not supported"),
+    (SPARSE | {"index_topk_freq": 4}, {}, M, "its index_topk_freq = 4 is not supported"),
+    (SPARSE | {"mlp_layer_types": ["sparse"] * 6}, {}, M, "its mlp_layer_types = ['sparse', 'sparse'"),
+    (SPARSE | {"index_topk": 0}, {}, M, "its config.json has index_topk = 0, which must be a whole number from 1"),
     (EXPERTS | {"mlp_only_layers": [0]}, {}, M, "its mlp_only_layers = [0] is not supported"),
     (EXPERTS | {"decoder_sparse_step": 2}, {}, M, "its decoder_sparse_step = 2 is not supported"),
     (DENSE | {"quantization_config": {"bits": 4}}, {}, M, "its quantization_config = {'bits': 4} is not supported"),
@@ -106,10 +120,21 @@ def test_a_family_that_is_not_proven_is_refused_with_the_list_of_those_that_are(
 
 
 @pytest.mark.parametrize("kind", ["glm_moe_dsa", "deepseek_v32"])
-def test_a_family_with_sparse_attention_is_refused_with_the_reason(kind: str) -> None:
-    (found,) = model_violations(make_spec(), DENSE | {"model_type": kind})
-    reason = "its sparse attention is not in vLLM's CPU build, with which families are proven"
-    assert (found.rule, found.fix) == (f"its model_type is {kind}: {reason}", f"use one of {', '.join(FAMILIES)}")
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_a_family_with_sparse_attention_is_trained_and_does_not_generate(kind: str, device: str) -> None:
+    config = SPARSE | {"model_type": kind, "indexer_rope_interleave": kind == "glm_moe_dsa"}
+    (found,) = model_violations(make_spec(trainer={"device": device}), config)
+    assert found.rule == f"nothing shows that vLLM generates with {kind} on a {device} as it is trained"
+    assert found.fix == "set spec.task to sft, dpo or pretrain"
+
+
+def test_keys_that_an_indexer_would_ignore_are_refused() -> None:
+    keys = {"dsa_indexer_loss_coeff": 0.1, "dsa_kernel_backend": "cudnn"}
+    found = check(SPARSE, {"transformerConfig": keys})
+    rule = "config.json says how the indexer chooses, and it is frozen"
+    fields = [(f"spec.trainer.transformerConfig.{key}", rule) for key in keys]
+    assert [each for each in found if "vLLM generates" not in each[1]] == fields
+    assert check(LATENT, {"transformerConfig": keys}) == []
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])

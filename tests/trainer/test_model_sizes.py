@@ -48,6 +48,8 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2Config", EXPERTS | {"q_lora_rank": None, "first_k_dense_replace": 1}),
     "deepseek_v3": ("DeepseekV3Config", EXPERTS),
     "kimi_k2": ("KimiK2Config", EXPERTS),
+    "deepseek_v32": ("DeepseekV32Config", EXPERTS),
+    "glm_moe_dsa": ("GlmMoeDsaConfig", EXPERTS),
 }
 """A configuration of each family, of the usual widths."""
 
@@ -68,3 +70,10 @@ def test_minimax_m2_has_as_many_parameters_as_its_files() -> None:
     shape = Shape.of(transformers.MiniMaxM2Config().to_dict())
     assert shape
     assert math.isclose(shape.parameters, 228.7e9, rel_tol=1e-3)
+
+
+def test_glm_5_has_as_many_parameters_as_its_report_says() -> None:
+    """transformers' defaults are the published numbers; 744 billion is what its report says (arXiv 2602.15763), without multi-token prediction."""
+    shape = Shape.of(transformers.GlmMoeDsaConfig().to_dict())
+    assert shape
+    assert math.isclose(shape.parameters, 744e9, rel_tol=1e-3)

@@ -5,7 +5,16 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.config_json import unfit
-from rljob_api.families import FAMILIES, REFUSED, Refusal, family_of, has_delta_nets, language_of, rope_of
+from rljob_api.families import (
+    FAMILIES,
+    REFUSED,
+    Refusal,
+    family_of,
+    has_delta_nets,
+    has_sparse_attention,
+    language_of,
+    rope_of,
+)
 from rljob_api.rules.engine import SIZES, Violation
 from rljob_api.rules.keys import TRANSFORMER
 from rljob_api.rules.layout import JudgedRanks, unfit_module
@@ -58,6 +67,7 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
             yield from check(JudgedRanks.of(spec, role), config)
     yield from adapter_violations(spec, config)
     yield from _router_replay_violations(spec, config)
+    yield from _indexer_violations(spec, config)
     yield from vision_violations(spec, config)
     yield from tool_parser_violations(spec, config)
     yield from speculation_violations(spec, config)
@@ -92,6 +102,8 @@ def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
         "attention_bias": config.get("attention_bias") and not (family and family.biases),
         "topk_group": _groups_of_experts(config),
         "rotary_dim": _rotated_otherwise(config, rope),
+        "indexer_types": "shared" in (config.get("indexer_types") or ()),
+        "mlp_layer_types": _mixed_otherwise(config),
         **{key: config.get(key) for key in ("mlp_only_layers", "mlp_bias", "quantization_config")},
         **{key: config.get(key, values[0]) not in values for key, values in (family.values if family else {}).items()},
     }
@@ -110,6 +122,12 @@ def _rotated_otherwise(config: dict[str, Any], rope: dict[str, Any]) -> bool:
     """Whether `rotary_dim`, the numbers of a head that are rotated, and the share of a head that they are say different things."""
     share, number = rope.get("partial_rotary_factor"), config.get("rotary_dim")
     return number is not None and share is not None and number != share * (config.get("head_dim") or 0)
+
+
+def _mixed_otherwise(config: dict[str, Any]) -> bool:
+    """Whether `mlp_layer_types` names other layers without experts than the first ones, of which there are `first_k_dense_replace`."""
+    kinds, dense = config.get("mlp_layer_types"), config.get("first_k_dense_replace") or 0
+    return kinds is not None and list(kinds) != ["dense"] * dense + ["sparse"] * (len(kinds) - dense)
 
 
 def _groups_of_experts(config: dict[str, Any]) -> bool:
@@ -197,6 +215,15 @@ def _expert_violations(ranks: JudgedRanks, config: dict[str, Any]) -> Iterator[V
         yield Violation(
             ranks.at(f"{SIZES}.expertTensor"), str(p.expert_tensor), "the model has no experts", "remove it"
         )
+
+
+def _indexer_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """Keys about indexers, which would be silently without effect: the attention of such a model is ours, and its indexer is frozen."""
+    for role in (names.ROLE_TRAINER, *_like_the_policy(spec)) if has_sparse_attention(config) else ():
+        ranks = JudgedRanks.of(spec, role)
+        for key in (key for key in ranks.settings.transformer_config if key.startswith("dsa_")):
+            field, value = ranks.at(f"{TRANSFORMER}.{key}"), as_written(ranks.settings.transformer_config[key])
+            yield Violation(field, value, "config.json says how the indexer chooses, and it is frozen", "remove it")
 
 
 def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:

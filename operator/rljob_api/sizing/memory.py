@@ -226,7 +226,8 @@ def in_flight(spec: RLJobSpec) -> int:
 def cached_per_token(spec: RLJobSpec, shape: Shape) -> float:
     """Bytes on one GPU of a server for keys and values of a token."""
     width = cache_bytes(spec.rollout.vllm_args, BYTES[spec.model.dtype])
-    return width * layers(spec.rollout, shape) * _cached(shape, spec.rollout.tensor_parallel)
+    numbers = _cached(shape, spec.rollout.tensor_parallel)
+    return layers(spec.rollout, shape) * (width * numbers + _indexed(shape))
 
 
 def _cached(shape: Shape, tensor: int) -> float:
@@ -234,6 +235,11 @@ def _cached(shape: Shape, tensor: int) -> float:
     if shape.latent:
         return shape.latent.key_value + shape.latent.rotated
     return 2 * max(1.0, shape.groups / tensor) * shape.head
+
+
+def _indexed(shape: Shape) -> int:
+    """Bytes per token and layer of the keys of an indexer, which vLLM has in FP8 with a scale in float32 (models/deepseek_v32/attention.py)."""
+    return shape.latent.index_head + 4 if shape.latent and shape.latent.index_heads else 0
 
 
 def pool_weights(pool: PoolSpec, shape: Shape) -> float:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.config_json import OF_DELTA_NETS, OF_LATENTS, DeltaNets, Latent, unfit
-from rljob_api.families import has_delta_nets, language_of, targets_of
+from rljob_api.config_json import OF_DELTA_NETS, OF_INDEXERS, OF_LATENTS, DeltaNets, Latent, unfit
+from rljob_api.families import has_delta_nets, has_sparse_attention, language_of, targets_of
 from rljob_api.family import ADAPTED
 from rljob_api.spec.model import LoraSpec
 
@@ -151,7 +151,8 @@ class Shape:
         config = language_of(config)
         latents = OF_LATENTS if config.get("kv_lora_rank") else ()
         states = OF_DELTA_NETS if has_delta_nets(config) else ()
-        needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", *latents, *states)
+        indexers = (*OF_INDEXERS, "q_lora_rank") if has_sparse_attention(config) else ()
+        needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", *latents, *indexers, *states)
         if not all(isinstance(config.get(key), int) for key in needed):
             return None
         heads, hidden = config["num_attention_heads"], config["hidden_size"]

@@ -81,15 +81,14 @@ def moments(engine: Any) -> list[torch.Tensor]:
 
 
 def gradient(engine: Any) -> dict[str, torch.Tensor]:
-    """Of the policy, whole and by the Hugging Face names of its weights, after a step that left the weights alone."""
-    from megatron.core import parallel_state
-
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    """Of the policy, whole and by the Hugging Face names of its weights, after a step that left the weights alone; 0 of those that are frozen."""
     for chunk in engine._policy.chunks:
-        for bucket in (b for buffer in chunk.buffers for b in buffer.buckets):
-            mine = bucket.grad_data.chunk(group.size())[group.rank()].clone()
-            torch.distributed.all_gather_into_tensor(bucket.grad_data, mine, group=group)
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            group = buffer.data_parallel_group
+            for bucket in buffer.buckets:
+                mine = bucket.grad_data.chunk(group.size())[group.rank()].clone()
+                torch.distributed.all_gather_into_tensor(bucket.grad_data, mine, group=group)
     for module in engine._policy.modules:
         for p in module.parameters():
-            p.data.copy_(p.main_grad)
+            p.data.copy_(p.main_grad if p.requires_grad else torch.zeros_like(p))
     return weights(engine)

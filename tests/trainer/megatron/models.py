@@ -89,6 +89,8 @@ LATENT = SHARED | {
 V2 = LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False, "n_shared_experts": 2}
 V3 = LATENT | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 KIMI_YARN = YARN | {"rope_theta": 50000.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0, "beta_slow": 1.0}
+SPARSE = LATENT | {"q_lora_rank": 32, "index_topk": 4, "index_n_heads": 32, "index_head_dim": 96}
+"""Fewer tokens are chosen than most samples have. With as many heads as in published models, no two tokens have the same score of 0."""
 TOWER = {
     "depth": 2,
     "hidden_size": 32,
@@ -163,6 +165,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3Config", V3 | {"q_lora_rank": 32, "n_group": 2, "num_nextn_predict_layers": 1}),
     "deepseek_v3, yarn": ("DeepseekV3Config", V3 | {"q_lora_rank": None, "rope_parameters": DEEPSEEK_YARN}),
     "kimi_k2": ("KimiK2Config", V3 | {"q_lora_rank": 32, "num_nextn_predict_layers": 0, "rope_parameters": KIMI_YARN}),
+    "deepseek_v32": ("DeepseekV32Config", SPARSE | {"n_group": 2}),
+    "deepseek_v32, yarn": ("DeepseekV32Config", SPARSE | {"rope_parameters": KIMI_YARN}),
+    "glm_moe_dsa": ("GlmMoeDsaConfig", SPARSE | {"indexer_rope_interleave": True}),
 }
 """Every family of rljob_api.families, by its model_type, and its variants: the class of its configuration, and what differs from SHAPE."""
 TIED = ("qwen2", "qwen3", "qwen3_vl", "gemma3_text")

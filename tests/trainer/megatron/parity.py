@@ -135,6 +135,7 @@ PHI = Setting("Phi-3, LoRA", model="phi3", lora={"rank": 4, "alpha": 8})
 LATENT = Setting("DeepSeek-V3, LoRA", model="deepseek_v3", lora={"rank": 4, "alpha": 8})
 MINIMAX = Setting("MiniMax-M2", model="minimax_m2")
 KIMI = Setting("Kimi K2", model="kimi_k2")
+SPARSE = Setting("GLM-5", model="glm_moe_dsa")
 FULL = {"recompute": {"granularity": "full"}}
 BLOCK = {"recompute": {"granularity": "full", "method": "block", "layers": 1}}
 SELECTIVE = {"recompute": {"granularity": "selective", "modules": ["core_attn", "mlp"]}}
@@ -167,6 +168,11 @@ CASES = [
     Case("TP2 with norms of all heads", 2, {"tensor": 2}, setting=MINIMAX),
     Case("TP4 with norms of all heads, two ranks for a head of keys", 4, {"tensor": 4}, setting=MINIMAX),
     Case("TP2 with latent attention", 2, {"tensor": 2}, setting=KIMI),
+    Case("TP2 with sparse attention", 2, {"tensor": 2}, setting=SPARSE),
+    Case("CP2 with sparse attention, full recompute", 2, {"context": 2}, FULL, setting=SPARSE),
+    Case(
+        "EP2 PP2 with sparse attention, selective recompute", 4, {"expert": 2, "pipeline": 2}, EXPERTS, setting=SPARSE
+    ),
     Case("PP3 of 1, 2 and 1 layers, accounted", 3, {"pipeline": 3}, ACCOUNTED),
     Case("TP2 PP2", 4, {"tensor": 2, "pipeline": 2}),
     Case("CP2 TP2", 4, {"context": 2, "tensor": 2}),

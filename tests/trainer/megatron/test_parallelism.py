@@ -26,6 +26,7 @@ ALWAYS = (
     "TP2 EP2 ETP1",
     "TP4 with norms of all heads, two ranks for a head of keys",
     "TP2 with latent attention",
+    "CP2 with sparse attention, full recompute",
     "PP3 of 1, 2 and 1 layers, accounted",
     "CP2 TP2",
     "EP2 PP2",

@@ -26,6 +26,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.families import sandwiched
 from rljob_trainer.megatron.compat.minimax_m2 import normed_over_heads
+from rljob_trainer.megatron.compat.sparse_attention import indexed
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.plain_torch import layers
 from rljob_trainer.megatron.tower import choose_attention
@@ -166,9 +167,9 @@ def _given(spec: RLJobSpec) -> dict[str, Any]:
 
 
 def _torch_layers(provider: Any) -> dict[str, Any]:
-    """The layer spec without Transformer Engine. Gemma 3, GLM-4 and MiniMax-M2 keep their own (compat), and models with gated delta nets
-    megatron-core's."""
-    kept = (sandwiched, normed_over_heads, hybrid_spec)
+    """The layer spec without Transformer Engine. Gemma 3, GLM-4, MiniMax-M2 and models with sparse attention keep their own (compat), and
+    those with gated delta nets megatron-core's."""
+    kept = (sandwiched, normed_over_heads, indexed, hybrid_spec)
     own = isinstance(provider, Gemma3ModelProvider) or provider.transformer_layer_spec in kept
     return {} if own else {"transformer_layer_spec": layers.block_spec}
 

@@ -25,6 +25,7 @@ MODULES = (
     "families",
     "minimax_m2",
     "kimi_k2",
+    "sparse_attention",
     "qwen_vl",
     "qwen3_vl",
     "qwen3_5",

@@ -1,8 +1,6 @@
 """Attention and rotary embedding of packed sequences in plain torch, also where context-parallel ranks share the sequences."""
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -18,6 +16,7 @@ from torch.nn import Parameter
 from torch.nn.attention.varlen import varlen_attn
 
 from rljob_trainer.megatron import context_parallel
+from rljob_trainer.megatron.plain_torch.pieces import PaddedPieces, padded_pieces, picked
 
 FLASH_TYPES = (torch.bfloat16, torch.float16)
 """Types that torch's flash attention for packed sequences (varlen_attn) takes, on a GPU."""
@@ -69,8 +68,8 @@ class TEDotProductAttention(MegatronModule):
         if ranks > 1:
             both = gather_from_sequence_parallel_region(torch.stack([key, value], 1), group=self.groups.cp)
             key, value = both.unbind(1)
-        buckets, place = _buckets(starts, ranks, rank, query.device)
-        return torch.cat([self._attend(b, query, key, value) for b in buckets]).index_select(0, place)
+        batches, place = padded_pieces(starts, ranks, rank, query.device)
+        return torch.cat([self._attend(b, query, key, value) for b in batches]).index_select(0, place)
 
     @property
     def sinks(self) -> torch.Tensor | None:
@@ -84,13 +83,15 @@ class TEDotProductAttention(MegatronModule):
         groups = {"tp_group": self.groups.tp, "dp_cp_group": (metadata or {}).get("dp_cp_group")}
         return make_sharded_tensors_for_checkpoint(tensors, prefix, {"softmax_offset": 0}, sharded_offsets, **groups)
 
-    def _attend(self, bucket: "_Bucket", query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, pieces: PaddedPieces, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         """[n * w, heads * d]"""
         q, k, v = (
-            x.index_select(0, rows.flatten()).view(*rows.shape, *x.shape[1:]).transpose(1, 2)
-            for x, rows in ((query, bucket.queries), (key, bucket.keys), (value, bucket.keys))
+            picked(x, rows).transpose(1, 2)
+            for x, rows in ((query, pieces.queries), (key, pieces.keys), (value, pieces.keys))
         )
-        mask = bucket.mask(self.window)
+        mask = pieces.mask(self.window)
         if self.sinks is not None:
             return _attend_with_sinks(q, k, v, mask, self.sinks, self.scale).transpose(1, 2).flatten(0, 1).flatten(1)
         out = F.scaled_dot_product_attention(
@@ -110,57 +111,6 @@ def _attend_with_sinks(
     nothing = sinks[:, None, None].expand(*scores.shape[:-1], 1)
     weights = torch.cat([scores.masked_fill(~seen, -math.inf), nothing], -1).float().softmax(-1)
     return weights[..., :-1].to(v.dtype) @ v
-
-
-@dataclass(frozen=True, slots=True)
-class _Bucket:
-    """Pieces of sequences of about the same length as one padded batch, and the keys that they may attend to."""
-
-    queries: torch.Tensor
-    """[n, w] indices into this rank's partition. Padding repeats index 0."""
-    keys: torch.Tensor
-    """[n, k] indices into the gathered partitions, from the beginning of each piece's sequence on. Padding repeats index 0 and is masked."""
-    first: torch.Tensor | None
-    """[n] position of each piece's first query in its sequence; None: all pieces begin their sequence."""
-
-    def mask(self, window: int | None) -> torch.Tensor | None:
-        """[n, 1, w, k], True where a query attends to a key; None: the causal triangle. Computed for each use, since it is large."""
-        (n, w), k, device = self.queries.shape, self.keys.shape[1], self.queries.device
-        window = k if window is None else window
-        if self.first is None and k <= window + 1:
-            return None
-        first = torch.zeros(n, dtype=torch.long, device=device) if self.first is None else self.first
-        last, key = (first[:, None] + torch.arange(w, device=device))[..., None], torch.arange(k, device=device)
-        return ((key <= last) & (key >= last - window))[:, None]
-
-
-@lru_cache(maxsize=32)
-def _buckets(
-    starts: tuple[int, ...], ranks: int, rank: int, device: torch.device
-) -> tuple[list[_Bucket], torch.Tensor]:
-    """The buckets of a pack, and the index of each row's result in their concatenated outputs.
-
-    A bucket holds the same chunk of sequences whose lengths lie between two powers of two, so that less than half of it is padding.
-    """
-    by_size: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    at = 0
-    for sequence, chunk, size in context_parallel.pieces(starts, ranks, rank):
-        by_size.setdefault((chunk, size.bit_length()), []).append((at, starts[sequence], size))
-        at += size
-    where, place = context_parallel.gathered(starts, ranks), torch.empty(at, dtype=torch.long)
-    buckets, offset = [], 0
-    for (chunk, _), stretches in by_size.items():
-        width = max(size for _, _, size in stretches)
-        queries = torch.zeros(len(stretches), width, dtype=torch.long)
-        keys = torch.zeros(len(stretches), (chunk + 1) * width, dtype=torch.long)
-        for i, (row, start, size) in enumerate(stretches):
-            queries[i, :size] = torch.arange(row, row + size)
-            keys[i, : (chunk + 1) * size] = where[start : start + (chunk + 1) * size]
-            place[row : row + size] = torch.arange(size) + offset + i * width
-        first = torch.tensor([chunk * size for _, _, size in stretches], device=device) if ranks > 1 else None
-        buckets.append(_Bucket(queries.to(device), keys.to(device), first))
-        offset += queries.numel()
-    return buckets, place.to(device)
 
 
 def rotate_packed(

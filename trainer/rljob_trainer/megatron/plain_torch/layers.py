@@ -41,13 +41,14 @@ def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> Any:
 class TENorm(torch.nn.Module):
     """RMSNorm or LayerNorm."""
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, **_: Any) -> None:
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float | None = None, **_: Any) -> None:
+        """`eps`: in place of the configuration's."""
         super().__init__()
-        self.config = config
+        self.config, self.eps = config, config.layernorm_epsilon if eps is None else eps
         self.weight, self.bias = _norm_parameters(config, hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _norm(x, self.weight, self.bias, self.config)
+        return _norm(x, self.weight, self.bias, self.config, self.eps)
 
 
 class TELayerNormColumnParallelLinear(ColumnParallelLinear):
@@ -61,7 +62,8 @@ class TELayerNormColumnParallelLinear(ColumnParallelLinear):
         self.layer_norm_weight, self.layer_norm_bias = _norm_parameters(config, input_size)
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        normed = _norm(x, self.layer_norm_weight, self.layer_norm_bias, self.config)
+        config = self.config
+        normed = _norm(x, self.layer_norm_weight, self.layer_norm_bias, config, config.layernorm_epsilon)
         output, bias = super().forward(normed, *args, **kwargs)
         return ((output, normed) if self.return_layernorm_output else output), bias
 
@@ -76,13 +78,15 @@ def _norm_parameters(config: TransformerConfig, size: int) -> tuple[Parameter, P
     return weight, bias
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: TransformerConfig) -> torch.Tensor:
+def _norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: TransformerConfig, eps: float
+) -> torch.Tensor:
     gain = weight + 1 if config.layernorm_zero_centered_gamma else weight
     if config.normalization == "RMSNorm" and x.is_cuda:  # one kernel, in float32 inside
-        return F.rms_norm(x, x.shape[-1:], gain, config.layernorm_epsilon)
+        return F.rms_norm(x, x.shape[-1:], gain, eps)
     if config.normalization == "RMSNorm":  # in float32 inside, as Transformer Engine does
-        return F.rms_norm(x.float(), x.shape[-1:], gain.float(), config.layernorm_epsilon).to(x.dtype)
-    return F.layer_norm(x, x.shape[-1:], gain, bias, config.layernorm_epsilon)
+        return F.rms_norm(x.float(), x.shape[-1:], gain.float(), eps).to(x.dtype)
+    return F.layer_norm(x, x.shape[-1:], gain, bias, eps)
 
 
 class TELinear(torch.nn.Module):
