@@ -220,6 +220,7 @@ FAMILIES = {
                 "moe_layer_freq": (1,),
                 "indexer_rope_interleave": (False,),
             },
+            required=("scoring_func", "topk_method"),
         ),
         Family(
             "glm_moe_dsa",
@@ -238,7 +239,7 @@ FAMILIES = {
                 "index_topk_freq": (1,),
                 "index_topk_pattern": (None,),
             },
-            required=("indexer_rope_interleave",),
+            required=("indexer_rope_interleave", "scoring_func", "topk_method"),
             tools="glm45",
         ),
     )

@@ -31,6 +31,8 @@ SPARSE = LATENT | {
     "model_type": "glm_moe_dsa",
     "num_key_value_heads": 8,
     "indexer_rope_interleave": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
     "index_n_heads": 4,
     "index_head_dim": 32,
     "index_topk": 16,

@@ -89,7 +89,7 @@ LATENT = SHARED | {
 V2 = LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False, "n_shared_experts": 2}
 V3 = LATENT | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 KIMI_YARN = YARN | {"rope_theta": 50000.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0, "beta_slow": 1.0}
-SPARSE = LATENT | {"q_lora_rank": 32, "index_topk": 4, "index_n_heads": 32, "index_head_dim": 96}
+SPARSE = V3 | {"q_lora_rank": 32, "index_topk": 4, "index_n_heads": 32, "index_head_dim": 96}
 """Fewer tokens are chosen than most samples have. With as many heads as in published models, no two tokens have the same score of 0."""
 TOWER = {
     "depth": 2,
