@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rljob_api.families import has_delta_nets, language_of
+from rljob_api.indexers import FULL, LETTERS, SHARED, indexers_of
 
 MOST = 10**8
 """The largest number that any of them may have."""
 FROM_ONE = (
     *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     *("intermediate_size", "moe_intermediate_size", "max_position_embeddings"),
-    *("shared_expert_intermediate_size", "full_attention_interval", "rotary_dim"),
+    *("shared_expert_intermediate_size", "full_attention_interval", "rotary_dim", "index_topk_freq"),
 )
 FROM_ZERO = (
     *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
-    *("first_k_dense_replace", "n_group", "topk_group", "q_lora_rank", "kv_lora_rank"),
+    *("first_k_dense_replace", "n_group", "topk_group", "q_lora_rank", "kv_lora_rank", "index_skip_topk_offset"),
 )
 OF_LATENTS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """What the model of a config.json with `kv_lora_rank` is computed from as well."""
@@ -59,6 +60,7 @@ def unfit(config: Mapping[str, Any]) -> list[Unfit]:
         *_counts(language, FROM_ZERO, 0),
         *_dense_layers(language),
         *_layer_types(language),
+        *_indexers(language),
         *_tower(config.get("vision_config") or {}),
         *(one for key in ("rope_parameters", "rope_scaling") for one in _rope(key, language.get(key))),
     ]
@@ -88,6 +90,19 @@ def _layer_types(language: Mapping[str, Any]) -> Iterator[Unfit]:
         yield Unfit("layer_types", kinds, "must be a list of texts")
     elif _is_count(layers, 1) and len(kinds) != layers:
         yield Unfit("layer_types", f"{len(kinds)} layers", f"must name num_hidden_layers = {layers}")
+
+
+def _indexers(language: Mapping[str, Any]) -> Iterator[Unfit]:
+    layers = language.get("num_hidden_layers")
+    words = {"indexer_types": (FULL, SHARED), "index_topk_pattern": tuple(LETTERS)}
+    for key, allowed in ((key, words[key]) for key in words if language.get(key) is not None):
+        value = language[key]
+        if not isinstance(value, list | str) or not all(one in allowed for one in value):
+            yield Unfit(key, value, f"must name {' or '.join(allowed)} for each layer")
+        elif _is_count(layers, 1) and len(value) != layers:
+            yield Unfit(key, f"{len(value)} layers", f"must name num_hidden_layers = {layers}")
+        elif [*value][:1] != [allowed[0]]:
+            yield Unfit(key, value, "must give the first layer an indexer of its own")
 
 
 def _tower(vision: Mapping[str, Any]) -> Iterator[Unfit]:
@@ -138,6 +153,8 @@ class Latent:
     """Heads of the indexer that chooses the tokens of sparse attention; 0: a query attends to all before it."""
     index_head: int = 0
     """Width of one of its heads."""
+    indexed: float = 1.0
+    """Share of the layers that have one of their own."""
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Latent | None":
@@ -152,15 +169,17 @@ class Latent:
             value=config["v_head_dim"],
             index_heads=config.get("index_n_heads") or 0,
             index_head=config.get("index_head_dim") or 0,
+            indexed=indexers_of(config).count(FULL) / config["num_hidden_layers"],
         )
 
-    def parameters(self, hidden: int, heads: int) -> int:
-        """Parameters of one layer's attention: projections into the vectors, out of them, and of the output; those of an indexer."""
+    def parameters(self, hidden: int, heads: int) -> float:
+        """Parameters of one layer's attention: projections into the vectors, out of them, and of the output; those of an indexer, as the mean of all
+        layers."""
         wide = heads * (self.content + self.rotated)
         queries = (hidden + wide) * self.query if self.query else hidden * wide
         into, out = hidden * (self.key_value + self.rotated), self.key_value * heads * (self.content + self.value)
         index = self.query * self.index_heads * self.index_head + hidden * (self.index_head + self.index_heads)
-        return queries + into + out + heads * self.value * hidden + index
+        return queries + into + out + heads * self.value * hidden + self.indexed * index
 
 
 @dataclass(frozen=True, slots=True)

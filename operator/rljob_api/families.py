@@ -224,7 +224,7 @@ FAMILIES = {
         ),
         Family(
             "glm_moe_dsa",
-            "GLM-5, GLM-5.1",
+            "GLM-5, GLM-5.1, GLM-5.2",
             EXPERTS,
             latent=True,
             sparse=True,
@@ -236,8 +236,6 @@ FAMILIES = {
                 "scoring_func": ("sigmoid",),
                 "moe_layer_freq": (1,),
                 "indexer_rope_interleave": (True,),
-                "index_topk_freq": (1,),
-                "index_topk_pattern": (None,),
             },
             required=("indexer_rope_interleave", "scoring_func", "topk_method"),
             tools="glm45",
@@ -261,6 +259,7 @@ REFUSED = {
     "kimi_vl": _TOWER,
     "kimi_linear": _BRIDGE,
     "kimi_k3": _BRIDGE,
+    "glm5_next": _BRIDGE,
 }
 """By `model_type`. Others are no family because nobody has tried them."""
 

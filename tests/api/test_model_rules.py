@@ -37,6 +37,8 @@ SPARSE = LATENT | {
     "index_head_dim": 32,
     "index_topk": 16,
 }
+SHARED = {"index_topk_freq": 4, "index_skip_topk_offset": 3}
+"""Layers 0, 1, 2, 6 and 10 have indexers."""
 HYBRID = DENSE | {
     "model_type": "qwen3_5_text",
     "linear_num_key_heads": 4,
@@ -96,8 +98,14 @@ RULES = [
     (MINIMAX | {"qk_norm_type": "per_head"}, {}, M, "its qk_norm_type = per_head is not supported"),
     ({k: v for k, v in SPARSE.items() if k != "indexer_rope_interleave"}, {}, M, "its config.json has no indexer_rope_interleave"),
     (SPARSE | {"indexer_rope_interleave": False}, {}, M, "its indexer_rope_interleave = False is not supported"),
-    (SPARSE | {"indexer_types": ["full", "shared"]}, {}, M, "its indexer_types = ['full', 'shared'] is not supported"),
-    (SPARSE | {"index_topk_freq": 4}, {}, M, "its index_topk_freq = 4 is not supported"),
+    (SPARSE | {"indexer_types": ["full", "shared"] * 6}, {}, M, "its indexer_types are not what index_topk_freq, index_skip_topk_offset and"),
+    (SPARSE | {"indexer_types": ["full"] * 2}, {}, M, "its config.json has indexer_types = \"2 layers\", which must name num_hidden_layers = 12"),
+    (SPARSE | {"indexer_types": ["full", "none"] * 6}, {}, M, "its config.json has indexer_types = "),
+    (SPARSE | {"index_topk_pattern": "SF" * 6}, {}, M, "its config.json has index_topk_pattern = \"SFSFSFSFSFSF\", which must give"),
+    (SPARSE | {"index_topk_pattern": 4}, {}, M, "its config.json has index_topk_pattern = 4, which must name F or S for each layer"),
+    (SPARSE | {"index_topk_freq": 0}, {}, M, "its config.json has index_topk_freq = 0, which must be a whole number from 1"),
+    (SPARSE | SHARED, {"pipeline": 3}, f"{P}.pipeline", "a piece of a stage would begin with layer 4, which takes the tokens that"),
+    (SPARSE | SHARED, {"pipeline": 2, "virtualPipeline": 2}, f"{P}.pipeline", "a piece of a stage would begin with layer 3, which takes"),
     (SPARSE | {"mlp_layer_types": ["sparse"] * 6}, {}, M, "its mlp_layer_types = ['sparse', 'sparse'"),
     (SPARSE | {"index_topk": 0}, {}, M, "its config.json has index_topk = 0, which must be a whole number from 1"),
     (EXPERTS | {"mlp_only_layers": [0]}, {}, M, "its mlp_only_layers = [0] is not supported"),
@@ -130,6 +138,13 @@ def test_a_family_with_sparse_attention_is_trained_and_does_not_generate(kind: s
     assert found.fix == "set spec.task to sft, dpo or pretrain"
 
 
+@pytest.mark.parametrize("kinds", [SHARED, {"index_topk_pattern": "FFFSSSFSSSFS"}])
+def test_pieces_of_stages_begin_with_layers_that_choose_tokens(kinds: dict[str, Any]) -> None:
+    cut = {"transformerConfig": {"pipeline_model_parallel_layout": "Etttttt|tttt|ttL"}}
+    found = [*check(SPARSE | kinds, cut, pipeline=3), *check(SPARSE | kinds, pipeline=2)]
+    assert [rule for _, rule in found if "vLLM generates" not in rule] == []
+
+
 def test_keys_that_an_indexer_would_ignore_are_refused() -> None:
     keys = {"dsa_indexer_loss_coeff": 0.1, "dsa_kernel_backend": "cudnn"}
     found = check(SPARSE, {"transformerConfig": keys})
@@ -159,9 +174,10 @@ def test_a_family_that_generates_without_its_tower_alone_is_refused_with_the_way
         ("kimi_vl", "its vision tower is not trained"),
         ("kimi_linear", "megatron-bridge 0.6.2 cannot convert it"),
         ("kimi_k3", "megatron-bridge 0.6.2 cannot convert it"),
+        ("glm5_next", "megatron-bridge 0.6.2 cannot convert it"),
     ],
 )
-def test_relatives_of_kimi_k2_are_refused_with_the_reason(kind: str, reason: str) -> None:
+def test_relatives_of_families_are_refused_with_the_reason(kind: str, reason: str) -> None:
     (found,) = model_violations(make_spec(), DENSE | {"model_type": kind})
     assert (found.rule, found.fix) == (f"its model_type is {kind}: {reason}", f"use one of {', '.join(FAMILIES)}")
 

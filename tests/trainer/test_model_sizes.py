@@ -49,7 +49,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3Config", EXPERTS),
     "kimi_k2": ("KimiK2Config", EXPERTS),
     "deepseek_v32": ("DeepseekV32Config", EXPERTS),
-    "glm_moe_dsa": ("GlmMoeDsaConfig", EXPERTS),
+    "glm_moe_dsa": ("GlmMoeDsaConfig", EXPERTS | {"index_topk_freq": 3}),
 }
 """A configuration of each family, of the usual widths."""
 

@@ -11,7 +11,6 @@ from rljob_api.families import (
     Refusal,
     family_of,
     has_delta_nets,
-    has_sparse_attention,
     language_of,
     rope_of,
 )
@@ -21,6 +20,7 @@ from rljob_api.rules.layout import JudgedRanks, unfit_module
 from rljob_api.rules.lora import adapter_violations
 from rljob_api.rules.rollout import tool_parser_violations
 from rljob_api.rules.served_model import server_violations
+from rljob_api.rules.sparse_attention import indexer_violations, schedule_violations
 from rljob_api.rules.speculation import speculation_violations
 from rljob_api.rules.vision import vision_violations
 from rljob_api.rules.widths import feed_forward, heads_of, indivisible, unshared
@@ -62,12 +62,12 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
         return
     config = language_of(config)
     yield from _feature_violations(spec, config)
-    for check in (_width_violations, _depth_violations, _expert_violations):
+    for check in (_width_violations, _depth_violations, _expert_violations, indexer_violations):
         for role in (names.ROLE_TRAINER, *_like_the_policy(spec)):
             yield from check(JudgedRanks.of(spec, role), config)
     yield from adapter_violations(spec, config)
     yield from _router_replay_violations(spec, config)
-    yield from _indexer_violations(spec, config)
+    yield from schedule_violations(spec, config)
     yield from vision_violations(spec, config)
     yield from tool_parser_violations(spec, config)
     yield from speculation_violations(spec, config)
@@ -102,7 +102,6 @@ def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
         "attention_bias": config.get("attention_bias") and not (family and family.biases),
         "topk_group": _groups_of_experts(config),
         "rotary_dim": _rotated_otherwise(config, rope),
-        "indexer_types": "shared" in (config.get("indexer_types") or ()),
         "mlp_layer_types": _mixed_otherwise(config),
         **{key: config.get(key) for key in ("mlp_only_layers", "mlp_bias", "quantization_config")},
         **{key: config.get(key, values[0]) not in values for key, values in (family.values if family else {}).items()},
@@ -215,15 +214,6 @@ def _expert_violations(ranks: JudgedRanks, config: dict[str, Any]) -> Iterator[V
         yield Violation(
             ranks.at(f"{SIZES}.expertTensor"), str(p.expert_tensor), "the model has no experts", "remove it"
         )
-
-
-def _indexer_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """Keys about indexers, which would be silently without effect: the attention of such a model is ours, and its indexer is frozen."""
-    for role in (names.ROLE_TRAINER, *_like_the_policy(spec)) if has_sparse_attention(config) else ():
-        ranks = JudgedRanks.of(spec, role)
-        for key in (key for key in ranks.settings.transformer_config if key.startswith("dsa_")):
-            field, value = ranks.at(f"{TRANSFORMER}.{key}"), as_written(ranks.settings.transformer_config[key])
-            yield Violation(field, value, "config.json says how the indexer chooses, and it is frozen", "remove it")
 
 
 def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:

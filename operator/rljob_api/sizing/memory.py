@@ -237,9 +237,12 @@ def _cached(shape: Shape, tensor: int) -> float:
     return 2 * max(1.0, shape.groups / tensor) * shape.head
 
 
-def _indexed(shape: Shape) -> int:
-    """Bytes per token and layer of the keys of an indexer, which vLLM has in FP8 with a scale in float32 (models/deepseek_v32/attention.py)."""
-    return shape.latent.index_head + 4 if shape.latent and shape.latent.index_heads else 0
+def _indexed(shape: Shape) -> float:
+    """Bytes per token and layer, as the mean of all, of the keys of indexers, which vLLM has in FP8 with a scale in float32
+    (models/deepseek_v32/attention.py)."""
+    if not shape.latent or not shape.latent.index_heads:
+        return 0.0
+    return shape.latent.indexed * (shape.latent.index_head + 4)
 
 
 def pool_weights(pool: PoolSpec, shape: Shape) -> float:

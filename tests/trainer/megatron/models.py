@@ -168,6 +168,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("DeepseekV32Config", SPARSE | {"n_group": 2}),
     "deepseek_v32, yarn": ("DeepseekV32Config", SPARSE | {"rope_parameters": KIMI_YARN}),
     "glm_moe_dsa": ("GlmMoeDsaConfig", SPARSE | {"indexer_rope_interleave": True}),
+    "glm_moe_dsa, shared": (
+        "GlmMoeDsaConfig",
+        SPARSE | {"indexer_rope_interleave": True, "index_topk_freq": 2, "index_skip_topk_offset": 1},
+    ),
 }
 """Every family of rljob_api.families, by its model_type, and its variants: the class of its configuration, and what differs from SHAPE."""
 TIED = ("qwen2", "qwen3", "qwen3_vl", "gemma3_text")

@@ -3,6 +3,7 @@ optimizer, schedule and offloading (TrainedNetwork).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -88,10 +89,9 @@ class Passes:
             kwargs |= {"loss_mask": micro.after_next[None]}
         if self.learnt_only:
             kwargs |= {"output_processor": logits_at(micro.learnt)}
+        packed = copy(micro.packed)  # layers keep there what others of the same pass take (sparse_attention.py)
         with self.routing.of(model, micro):
-            output = model(
-                micro.tokens, micro.positions, None, packed_seq_params=micro.packed, **micro.images, **kwargs
-            )
+            output = model(micro.tokens, micro.positions, None, packed_seq_params=packed, **micro.images, **kwargs)
         return output, lambda output, non_loss_data=False: measure(micro, output)
 
 

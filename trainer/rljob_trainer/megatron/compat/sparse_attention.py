@@ -24,6 +24,7 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention, M
 from megatron.core.transformer.spec_utils import ModuleSpec
 from transformers import DeepseekV32ForCausalLM, GlmMoeDsaForCausalLM
 
+from rljob_api.indexers import SHARED, indexers_of
 from rljob_trainer.megatron.compat import VERSIONS
 from rljob_trainer.megatron.plain_torch.sparse_attention import SparseAttention
 from rljob_trainer.patches import Patch
@@ -63,6 +64,9 @@ def _attend_sparsely(provider: Any, config: Any, interleaved: bool) -> None:
     provider.dsa_indexer_n_heads = config.index_n_heads
     provider.dsa_indexer_head_dim = config.index_head_dim
     provider.dsa_indexer_topk = config.index_topk
+    provider.dsa_indexer_topk_freq, provider.dsa_indexer_skip_topk_offset = 1, 0  # in their place:
+    provider.indexer_types = indexers_of(config.to_dict())
+    provider.hetereogenous_dist_checkpoint = SHARED in provider.indexer_types  # layers have different tensors
     provider.dsa_indexer_rope_interleaved = interleaved
     provider.dsa_indexer_rotate_activation = False  # it is orthogonal, so that it changes no product
     provider.dsa_indexer_k_norm_epsilon = 1e-6

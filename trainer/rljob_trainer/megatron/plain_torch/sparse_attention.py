@@ -8,11 +8,12 @@ In a sequence of at most k tokens that is all of them, and neither indexer nor m
 masked: it takes as many operations as attention to all. megatron-core's own attention computes a score of every token for every other one of a
 whole pack, in float32, unless cuDNN's or TileLang's kernels are there.
 
+In GLM-5.2 most layers have no indexer, and take the choice of the last one before them that has (arXiv 2603.12201).
+
 The indexer does not learn. Its choice has no gradient, so the policy's loss gives it none; DeepSeek trains it before RL with a loss of its own, and
 GLM-5's authors freeze it in RL, since it became unstable there (their section on RL).
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -23,12 +24,17 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils.checkpoint import checkpoint
 
+from rljob_api.indexers import FULL, SHARED
 from rljob_trainer.megatron import context_parallel
 from rljob_trainer.megatron.plain_torch.attention import TEDotProductAttention
 from rljob_trainer.megatron.plain_torch.pieces import PaddedPieces, padded_pieces, picked
 
 AT_ONCE = 2**25
 """Scores that are computed at once: 128 MiB in float32."""
+
+
+KNOWN = "rljob_chosen"
+"""On what describes a pack: the choices of layers that share theirs, by the layer's number."""
 
 
 class Index(NamedTuple):
@@ -59,8 +65,14 @@ class SparseAttention(TEDotProductAttention):
     ) -> None:
         super().__init__(config, layer_number, *args, pg_collection=pg_collection, **kwargs)
         self.most = config.dsa_indexer_topk
-        self.indexer = build_module(submodules.indexer, config=config, pg_collection=pg_collection)
-        self.indexer.requires_grad_(False)
+        kinds = config.indexer_types[:layer_number]
+        self.source = len(kinds) - kinds[::-1].index(FULL)
+        """The number of the layer whose choice this one takes: its own, or that of an earlier one."""
+        self.shares = SHARED in config.indexer_types
+        self.indexer = None
+        if self.source == layer_number:
+            self.indexer = build_module(submodules.indexer, config=config, pg_collection=pg_collection)
+            self.indexer.requires_grad_(False)
 
     def forward(  # type: ignore[override]
         self,
@@ -79,11 +91,24 @@ class SparseAttention(TEDotProductAttention):
         if packed_seq_params.max_seqlen_q <= self.most:
             out = super().forward(query, key, padded, packed_seq_params=packed_seq_params)
         else:
-            out = self._attend_to_some(query, key, padded, packed_seq_params, self._index(x, qr, packed_seq_params))
+            out = self._attend_to_some(query, key, padded, packed_seq_params, self._chosen(x, qr, packed_seq_params))
         return out.unflatten(-1, (-1, query.shape[-1]))[..., : value.shape[-1]].flatten(-2)
 
     @torch.no_grad()
+    def _chosen(self, x: torch.Tensor, qr: torch.Tensor, packed_seq_params: Any) -> "Chosen":
+        """Of this layer, or of the one whose choice it takes, in the same pass."""
+        known: dict[int, Chosen] = vars(packed_seq_params).setdefault(KNOWN, {})
+        if self.indexer is None:
+            return known[self.source]
+        batches, _ = self._batches(packed_seq_params, x.device)
+        index = self._index(x, qr, packed_seq_params)
+        chosen = [choices(b, index, self.most) if b.keys.shape[1] > self.most else [] for b in batches]
+        if self.shares:
+            known[self.source] = chosen
+        return chosen
+
     def _index(self, x: torch.Tensor, qr: torch.Tensor, packed_seq_params: Any) -> Index:
+        assert self.indexer is not None
         queries, keys, weights = (
             part.squeeze(1) for part in self.indexer.forward_before_topk(x, qr, packed_seq_params)
         )
@@ -91,62 +116,77 @@ class SparseAttention(TEDotProductAttention):
             keys = gather_from_sequence_parallel_region(keys, group=self.groups.cp)
         return Index(queries, weights, keys)
 
-    def _attend_to_some(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed_seq_params: Any, index: Index
-    ) -> torch.Tensor:
-        ranks, rank = self.groups.cp.size(), self.groups.cp.rank()
+    def _batches(self, packed_seq_params: Any, device: torch.device) -> tuple[list[PaddedPieces], torch.Tensor]:
         starts = context_parallel.boundaries(packed_seq_params.cu_seqlens_q)
-        if ranks > 1:
+        return padded_pieces(starts, self.groups.cp.size(), self.groups.cp.rank(), device)
+
+    def _attend_to_some(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed_seq_params: Any, chosen: "Chosen"
+    ) -> torch.Tensor:
+        if self.groups.cp.size() > 1:
             both = gather_from_sequence_parallel_region(torch.stack([key, value], 1), group=self.groups.cp)
             key, value = both.unbind(1)
-        batches, place = padded_pieces(starts, ranks, rank, query.device)
+        batches, place = self._batches(packed_seq_params, query.device)
         parts = [
-            self._attend(b, query, key, value)
-            if b.keys.shape[1] <= self.most
-            else attend_to_chosen(b, (query, key, value), index, self.most, self.scale)
-            for b in batches
+            attend_to_chosen(b, (query, key, value), some, self.scale) if some else self._attend(b, query, key, value)
+            for b, some in zip(batches, chosen, strict=True)
         ]
         return torch.cat(parts).index_select(0, place)
 
 
-def attend_to_chosen(
-    pieces: PaddedPieces,
-    tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    index: Index,
-    most: int,
-    scale: float,
-    at_once: int = AT_ONCE,
-) -> torch.Tensor:
-    """Of a pack's queries, keys and values [t, heads, d] those of the pieces -> [n * w, heads * d]. `at_once`: scores.
+class Choice(NamedTuple):
+    """For some queries of a padded batch of pieces."""
 
-    The mask of a part is made again for the backward pass from the numbers of the chosen tokens, which are smaller.
-    """
-    rows = (pieces.queries, pieces.keys, pieces.keys)
-    q, k, v = (picked(x, of).transpose(1, 2) for x, of in zip(tokens, rows, strict=True))
-    parts = [
-        checkpoint(_attend_to, q[:, :, at], k[:, :, :end], v[:, :, :end], chosen, last, scale, use_reentrant=False)
-        for at, end, chosen, last in _choices(pieces, index, most, at_once)
-    ]
-    return torch.cat(parts, 2).transpose(1, 2).flatten(0, 1).flatten(1)
+    queries: slice
+    end: int
+    """Of the keys that they may attend to."""
+    tokens: torch.Tensor
+    """[n, c, k] numbers of the chosen keys"""
+    last: torch.Tensor
+    """[n, c] number of the last key that each may attend to, of which fewer may be there than are chosen"""
 
 
-@torch.no_grad()
-def _choices(
-    pieces: PaddedPieces, index: Index, most: int, at_once: int
-) -> Iterator[tuple[slice, int, torch.Tensor, torch.Tensor]]:
-    """Yields parts of the queries: which, the end of the keys that they may attend to, [n, c, k] the chosen ones, and [n, c] the last
-    one that each may attend to."""
+Chosen = list[list[Choice]]
+"""By padded batch of a pack; empty where all tokens are attended to."""
+
+
+def choices(pieces: PaddedPieces, index: Index, most: int, at_once: int = AT_ONCE) -> list[Choice]:
+    """Of all queries. `at_once`: scores."""
     queries, weights = picked(index.queries, pieces.queries), picked(index.weights, pieces.queries)
     keys, own = picked(index.keys, pieces.keys), pieces.last
     (n, width), count = pieces.queries.shape, pieces.keys.shape[1]
-    step = max(1, at_once // (n * count))
+    step, found = max(1, at_once // (n * count)), []
     for first in range(0, width, step):
         at = slice(first, min(first + step, width))
         last, end = own[:, at], at.stop if pieces.first is None else count
         scores = index_scores(queries[:, at], weights[:, at], keys[:, :end])
         later = torch.arange(end, device=last.device) > last[..., None]
-        chosen = scores.masked_fill_(later, float("-inf")).topk(min(most, end), -1).indices
-        yield at, end, chosen.int(), last
+        best = scores.masked_fill_(later, float("-inf")).topk(min(most, end), -1).indices
+        found.append(Choice(at, end, best.int(), last))
+    return found
+
+
+def attend_to_chosen(
+    pieces: PaddedPieces, tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor], chosen: list[Choice], scale: float
+) -> torch.Tensor:
+    """Of a pack's queries, keys and values [t, heads, d] those of the pieces -> [n * w, heads * d]. Masks are made again for the backward pass from
+    the numbers of the chosen tokens, which are smaller."""
+    rows = (pieces.queries, pieces.keys, pieces.keys)
+    q, k, v = (picked(x, of).transpose(1, 2) for x, of in zip(tokens, rows, strict=True))
+    parts = [
+        checkpoint(
+            _attend_to,
+            q[:, :, c.queries],
+            k[:, :, : c.end],
+            v[:, :, : c.end],
+            c.tokens,
+            c.last,
+            scale,
+            use_reentrant=False,
+        )
+        for c in chosen
+    ]
+    return torch.cat(parts, 2).transpose(1, 2).flatten(0, 1).flatten(1)
 
 
 def index_scores(queries: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
