@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from e2e import stack
 from e2e.job import Job, example
-from e2e.kube import CommandFailed, Kube, wait_for
+from e2e.kube import Kube, log_lines, wait_for
 from e2e.prepare import prepare
 from rljob_api import names
 
@@ -80,7 +80,7 @@ def measure(kube: Kube, job: Job, pods: tuple[str, ...]) -> Restart:
 def moments(kube: Kube, start: datetime, attempt: int) -> Restart | None:
     """By the trainers' logs, which are more exact than their reports; None before the first step."""
     begins = f"attempt {attempt} begins"
-    lines = sorted(line for pod in TRAINERS for line in lines_of(kube, pod, start))
+    lines = sorted(line for pod in TRAINERS for line in log_lines(kube, pod, start))
     begun = [time for time, text in lines if begins in text]
     later = [(time, text) for time, text in lines if begun and time > begun[0]]
     loaded = [time for time, text in later if "COMPUTES WITH" in text]
@@ -88,16 +88,6 @@ def moments(kube: Kube, start: datetime, attempt: int) -> Restart | None:
     if not trained:
         return None
     return Restart(*((time - start).total_seconds() for time in (max(begun), loaded[0], trained[0])))
-
-
-def lines_of(kube: Kube, pod: str, since: datetime) -> list[tuple[datetime, str]]:
-    """Empty while the pod has no log."""
-    try:
-        log = kube.kubectl("logs", pod, "--timestamps", f"--since-time={since:%Y-%m-%dT%H:%M:%SZ}")
-    except CommandFailed:
-        return []
-    lines = [line.partition(" ") for line in log.splitlines()]
-    return [(time, text) for stamp, _, text in lines if (time := datetime.fromisoformat(stamp)) > since]
 
 
 def in_full_swing(kube: Kube, job: Job) -> bool:

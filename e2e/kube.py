@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,16 @@ class Kube:
 
 class CommandFailed(RuntimeError):
     """A program ended with an error; the message holds what it printed."""
+
+
+def log_lines(kube: Kube, pod: str, since: datetime) -> list[tuple[datetime, str]]:
+    """What a pod has logged after this moment, each line with its time; empty while it has no log."""
+    try:
+        log = kube.kubectl("logs", pod, "--timestamps", f"--since-time={since:%Y-%m-%dT%H:%M:%SZ}")
+    except CommandFailed:
+        return []
+    lines = [line.partition(" ") for line in log.splitlines()]
+    return [(time, text) for stamp, _, text in lines if (time := datetime.fromisoformat(stamp)) > since]
 
 
 def wait_for[T](

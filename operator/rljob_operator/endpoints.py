@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from rljob_api.accounting import goodput
 from rljob_api.status import JobStatus, RoleStatus
+from rljob_api.status_parts import ServerStatus
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.kube.api import Key
 from rljob_operator.reconcile.queue import Reconcile
@@ -47,6 +48,10 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
     "rljob_job_stuck_pods": (
         "Pods that were deleted and do not end, up to those that status.stuckPods names",
         lambda job, s: len(s.stuck_pods),
+    ),
+    "rljob_job_pods": (
+        "Pods that the spec asks for, spares included, which jobs.maxPods of the chart limits",
+        lambda job, s: _pods(job),
     ),
     "rljob_job_spares": ("Spare pods of the trainer that there should be", lambda job, s: s.spares.desired),
     "rljob_job_warm_spares": ("Spare pods of the trainer that can stand in at once", lambda job, s: s.spares.warm),
@@ -89,6 +94,11 @@ PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[st
         "Nodes that failures point at or that their owner wants to be left",
         "state",
         lambda s: Counter(entry.state for entry in s.nodes),
+    ),
+    "rljob_job_stranded": (
+        "The gang, and servers of several pods, of which only a part has nodes (holding), or that have given these up (released)",
+        "state",
+        lambda s: _stranded(s),
     ),
     "rljob_job_ready_pool_servers": ("Servers of a pool that are ready", "pool", lambda s: _ready(s.pools)),
     "rljob_job_ready_scorers": (
@@ -234,6 +244,20 @@ def _accounts(jobs: Iterable[tuple[CachedJob, JobStatus]], now: float) -> Iterat
         for phase, amount in known.at(now - seconds(known.until)).items():
             spent.add_metric([*whose, phase], amount)
     yield from (held, spent)
+
+
+def _pods(job: CachedJob) -> float | None:
+    """None: the spec is not valid."""
+    spec = job.validation.result.accepted
+    return sum(spec.pod_counts.values()) if spec else None
+
+
+def _stranded(status: JobStatus) -> Mapping[str, float]:
+    parts: list[JobStatus | ServerStatus] = [status, *status.servers]
+    return {
+        "holding": sum(bool(part.stranded_since) for part in parts),
+        "released": sum(bool(part.released_until) for part in parts),
+    }
 
 
 def _of_service(status: JobStatus, value: float) -> float | None:

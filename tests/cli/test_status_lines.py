@@ -198,6 +198,20 @@ def test_pods_that_do_not_end_are_below_the_roles() -> None:
     assert "STUCK         demo-trainer-1 on n1, should have ended 12m ago" in page.split("\n")
 
 
+def test_parts_of_a_job_that_are_stranded_or_have_released_their_nodes_have_a_line_each() -> None:
+    def lines(**fields: Any) -> list[str]:
+        page = status.page(Job(make_job(**running() | fields)), [], NOW)
+        return [line for line in page.split("\n") if line.startswith("STRANDED")]
+
+    server = {"role": "rollout", "index": 1, "ordinals": [2, 3]}
+    assert lines(servers=[server]) == []
+    assert lines(strandedSince=ago(minutes=5)) == ["STRANDED    the gang, for 5m"]
+    assert lines(releasedUntil=ago(minutes=-5)) == [f"STRANDED    the gang, released until {ago(minutes=-5)}"]
+    assert lines(servers=[server | {"strandedSince": ago(minutes=5)}]) == ["STRANDED    demo-rollout-1, for 5m"]
+    many = [server | {"index": i, "strandedSince": ago(minutes=5)} for i in range(5)]
+    assert lines(servers=many)[-1] == "STRANDED    and 2 more"
+
+
 def test_gpu_hours_are_below_the_roles_with_what_they_were_held_for() -> None:
     held = {"generate": 36_000.0, "train": 54_000.0, "lost": 9_000.0}
     job = Job(make_job(accounting={"until": ago(minutes=60), "gpus": 24, "phase": "train", "gpuSeconds": held}))

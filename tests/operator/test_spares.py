@@ -186,6 +186,7 @@ async def test_the_start_of_an_attempt_and_the_metrics_say_what_spares_do() -> N
 
     def metrics() -> tuple[float, float]:
         found = {x.name: x.value for x in samples(Metrics(world.feed.cache, {}, lambda: 0.0, {}))}
+        assert found["rljob_job_pods"] == 4, "what jobs.maxPods limits"
         return found["rljob_job_spares"], found["rljob_job_warm_spares"]
 
     assert metrics() == (1, 1)

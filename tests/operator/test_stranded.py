@@ -1,21 +1,31 @@
 """Gangs of which a part holds nodes, and the rest has none: after a while they give their nodes to jobs that can use them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client.samples import Sample
 
 from rljob_api import reasons
+from rljob_operator.endpoints import Metrics
 from rljob_operator.times import seconds, stamp
 from rljob_operator.watch.events import CAPACITY_DELAY
 from simulator.crowd import Crowd
 from simulator.makers import NOW, Job, make_job
+from simulator.scraping import samples, samples_of
 from simulator.world import NAMESPACE, World
 
 LIMIT = 30
 OFFERED = int(CAPACITY_DELAY) + 1
 """Turns until capacity that has become free is offered."""
 LIFECYCLE = {"strandedSeconds": LIMIT, "backoffSeconds": 1}
+
+
+def counted(metrics: Iterable[Sample]) -> dict[str, float]:
+    """The metric of stranded parts of jobs, by state."""
+    found = [one for one in metrics if one.name == "rljob_job_stranded"]
+    return {state: sum(x.value for x in found if x.labels["state"] == state) for state in ("holding", "released")}
 
 
 async def stranded() -> Crowd:
@@ -36,6 +46,8 @@ async def test_a_gang_that_lost_a_node_for_good_gives_up_the_others_to_a_job_tha
     assert (len(crowd.on_nodes("old")), len(crowd.on_nodes("young"))) == (2, 0), "a spare node may come"
     until = stamp(seconds(status.stranded_since) + LIMIT)
     assert status.message.endswith(f"; pods that hold nodes are released at {until}")
+    crowd.feed.deliver()
+    assert counted(samples(Metrics(crowd.feed.cache, {}, lambda: 0.0, {}))) == {"holding": 1, "released": 0}
     await crowd.turns(8 + OFFERED)
     assert crowd.on_nodes("old") == {}
     assert sorted(crowd.on_nodes("young").values()) == ["a", "b"]
@@ -79,12 +91,14 @@ async def test_with_a_scheduler_that_starts_pods_one_by_one_the_job_has_none_for
     assert world.cluster.pods(NAMESPACE) == []
     until = world.status.released_until
     assert world.status.message.endswith(f"; all pods are released, and asked for again at {until}")
+    assert counted(samples_of(world)) == {"holding": 0, "released": 1}
     world.cluster.full.clear()
     while world.now < seconds(until):
         assert world.cluster.pods(NAMESPACE) == []
         await world.turn()
     await world.until(state="Running", attempt=2)
     assert (world.status.released_until, world.status.stranded_since) == ("", "")
+    assert counted(samples_of(world)) == {"holding": 0, "released": 0}
     assert world.status.restarts.total == 1
 
 

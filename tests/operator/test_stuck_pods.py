@@ -244,6 +244,21 @@ def test_nothing_is_remembered_of_pods_that_are_gone_or_were_deleted_anew() -> N
     assert deleted.remembered(JOB, again).answers_since == 70.0
 
 
+@pytest.mark.parametrize("seen_silent", [True, False])
+@pytest.mark.parametrize("back_after", [LIMIT - 1, LIMIT, 10 * LIMIT])
+def test_a_node_that_may_have_been_lost_while_nobody_looked_has_the_whole_time_again(
+    back_after: int, seen_silent: bool
+) -> None:
+    deleted, looked, back = DeletedPods(), 1000.0, 1000.0 + back_after
+    one = pod(1, deleting=True, delete_by=900.0, answers_since=50.0)
+    deleted.observe(JOB, [one], LIMIT, looked - 1)
+    deleted.observe(JOB, [replace(one, lost_since=looked - 1) if seen_silent else one], LIMIT, looked)
+    (again,) = deleted.observe(JOB, [replace(one, answers_since=back)], LIMIT, back + 1)
+    short = back_after < LIMIT
+    assert is_held(again, LIMIT, back + 1) == short
+    assert is_held(again, LIMIT, back + LIMIT)
+
+
 async def test_the_observer_says_since_when_the_node_of_a_pod_answers() -> None:
     world = await running()
     node = world.cluster.edit("Node", None, "node-1")

@@ -161,6 +161,7 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
         if role in gpus or role in gangs or role in pools
     ]
     stuck = [cut(stuck_line(pod, now), width) for pod in s.stuck_pods]
+    halves = [cut(text, width) for text in stranded(job, now)]
     spares = [cut(spare_line(s.spares), width)] if s.spares.desired and s.state not in ENDED else []
     placed = placement.line(s.placement.report, width) if s.placement else []
     waiting = [cut(f"{'UNREADY':<{KEY}}{text}", width) for text in unready(job)]
@@ -174,6 +175,7 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
         *placed,
         *used,
         *stuck,
+        *halves,
     ]
 
 
@@ -211,6 +213,19 @@ def stuck_line(pod: StuckPod, now: datetime) -> str:
     """A pod that was deleted and does not end."""
     where = f" on {pod.node}" if pod.node else ""
     return f"STUCK         {pod.pod}{where}, should have ended {age(pod.since, now)} ago"
+
+
+def stranded(job: Job, now: datetime) -> list[str]:
+    """Of the gang and of servers of several pods: those of which a part holds nodes although others have none, or that have given these up."""
+    s = job.status
+    parts = [("the gang", s.stranded_since, s.released_until)]
+    parts += [
+        (names.server(job.name, one.role, one.index), one.stranded_since, one.released_until) for one in s.servers
+    ]
+    texts = [f"{name}, for {age(since, now)}" for name, since, _ in parts if since]
+    texts += [f"{name}, released until {until}" for name, _, until in parts if until]
+    more = [f"and {len(texts) - UNREADY} more"] if texts[UNREADY:] else []
+    return [f"{'STRANDED':<{KEY}}{text}" for text in (*texts[:UNREADY], *more)]
 
 
 def nodes(job: Job, width: int) -> list[str]:
