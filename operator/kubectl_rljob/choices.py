@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from rljob_api.sizing.layout import Layout
+from rljob_api.sizing.layout import Layout, divisors
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.split import WAYS, even_split
 from rljob_api.spec import RLJobSpec
@@ -69,13 +69,13 @@ def choices(spec: RLJobSpec, shape: Shape, updated: bool) -> Iterator[Choice]:
     pools = [(1, spec.rollout.replicas)] if spec.supervised else [*_pools(spec)]
     recomputes = {r.model_dump_json(): r for r in (Recompute(), spec.trainer.recompute, Recompute(granularity="full"))}
     for tensor, pipeline, context in product(
-        _divisors(spec.trainer.processes_per_node),
-        _divisors(ranks, min(DEEPEST, shape.layers)),
-        _divisors(ranks, LONGEST),
+        divisors(spec.trainer.processes_per_node),
+        divisors(ranks, min(DEEPEST, shape.layers)),
+        divisors(ranks, LONGEST),
     ):
         if ranks % (tensor * pipeline * context):
             continue
-        for expert in _divisors(shape.experts, MOST_EXPERTS) if shape.experts else [1]:
+        for expert in divisors(shape.experts, MOST_EXPERTS) if shape.experts else [1]:
             sizes = Parallelism(
                 tensor=tensor,
                 pipeline=pipeline,
@@ -89,7 +89,7 @@ def choices(spec: RLJobSpec, shape: Shape, updated: bool) -> Iterator[Choice]:
 def _pools(spec: RLJobSpec) -> Iterator[tuple[int, int]]:
     """Tensor parallelism and number of servers, on as many GPUs as the job's servers have."""
     rollout = spec.rollout
-    for tensor in _divisors(spec.trainer.processes_per_node):
+    for tensor in divisors(spec.trainer.processes_per_node):
         if not rollout.servers:  # on the trainer's GPUs, or none
             yield tensor, rollout.replicas
         elif rollout.replicas * rollout.tensor_parallel % tensor == 0:
@@ -106,10 +106,6 @@ def _cut(given: Mapping[str, Any], shape: Shape, pipeline: int) -> dict[str, Any
     return {key: value for key, value in given.items() if not any(key in way for way in WAYS)} | (
         even_split(shape.layers, pipeline) or {}
     )
-
-
-def _divisors(number: int, most: int = 2**31) -> list[int]:
-    return [size for size in range(1, min(number, most) + 1) if number % size == 0]
 
 
 def _at(given: Any, path: str, unset: Any = None) -> Any:

@@ -6,7 +6,8 @@ from typing import Any
 from kubectl_rljob.remedies import Remedy
 from rljob_api.rules import Violation
 from rljob_api.sizing.devices import Gpu
-from rljob_api.sizing.memory import GIB, PhaseMemory, TrainerMemory
+from rljob_api.sizing.memory import GIB, CacheMemory, PhaseMemory, TrainerMemory
+from rljob_api.sizing.replica import longest_context
 from rljob_api.sizing.server_arguments import may_be_smaller
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
@@ -80,6 +81,13 @@ def doubts(spec: RLJobSpec, phases: Sequence[PhaseMemory], caches: Mapping[str, 
         if there <= 0 and (given := may_be_smaller(arguments(spec, role))):
             named = " and ".join(f"{key} = {arguments(spec, role)[key]}" for key in given)
             yield f"in servers of {spec.field_of(role)}, whose weights are counted without {named}"
+
+
+def short_caches(spec: RLJobSpec, cache: CacheMemory) -> Iterator[str]:
+    """vLLM starts no server whose cache has no room for one sample at its longest."""
+    longest, room = longest_context(spec), cache.tokens / spec.rollout.data_parallel
+    if 0 < room < longest:
+        yield f"in servers of spec.rollout, whose cache has room for {room:,.0f} of the {longest:,} tokens of a sample"
 
 
 def of_host(role: str, held: float, template: Template) -> Iterator[Violation]:

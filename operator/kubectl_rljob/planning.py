@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
-
-from pydantic.alias_generators import to_camel
+from typing import Any
 
 from kubectl_rljob import fitting
 from kubectl_rljob.remedies import remedy
+from kubectl_rljob.ways import ServerWays, ways
 from rljob_api import names
 from rljob_api.manifest import Manifest
 from rljob_api.policy import JobPolicy
@@ -18,7 +17,6 @@ from rljob_api.rules.lora import beginning_violations
 from rljob_api.rules.volumes import CHECKPOINTS, lost_checkpoints, outside_volumes
 from rljob_api.sizing import network
 from rljob_api.sizing.devices import Gpu, smallest
-from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.memory import (
     CacheMemory,
     HostMemory,
@@ -39,7 +37,6 @@ from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.stage import VolumeSpace, operations, shares, volume_space
 from rljob_api.spec import RLJobSpec
 
-Value = TypeVar("Value")
 NO_OTHERS: Mapping[str, Shape] = {}
 
 
@@ -179,6 +176,13 @@ class Plan:
         memory = cache_memory(*counted, self.device.bytes if self.device else 0.0)
         return memory if self.device else replace(memory, there=0.0, tokens=0.0)
 
+    def ways(self) -> ServerWays | None:
+        """To cut a server's model over its GPUs, where there are several and the GPU and the model are known."""
+        counted = self._counted()
+        if counted is None or counted[0].supervised or not self.device or not self.model:
+            return None
+        return ways(*counted, self.model, self.device.bytes)
+
     def arrival(self) -> tuple[Arrival, RolloutHost] | None:
         """Where rollout pods keep the next policy, and what they hold in host memory, where the GPU and the model are known."""
         counted = self._counted()
@@ -232,7 +236,11 @@ class Plan:
         """What may not fit, while nothing is known not to."""
         if self.spec is None or not self.device or self._counted() is None or self.misfits():
             return []
-        return [*fitting.doubts(self.spec, self.phases(), self._caches(), self.device)]
+        cache = self.cache()
+        return [
+            *fitting.doubts(self.spec, self.phases(), self._caches(), self.device),
+            *(fitting.short_caches(self.spec, cache) if cache else ()),
+        ]
 
     def advice(self) -> list[Violation]:
         """Values that are allowed and unusual."""
@@ -265,72 +273,6 @@ class Plan:
     def _shape(self) -> Shape | None:
         """Of the model, if it is known and every rule holds."""
         return Shape.of(self.model) if self.model and not self.violations else None
-
-    def _flow(self, flow: Flow) -> dict[str, float]:
-        seconds = {"seconds": round(flow.seconds(self.cards), 3)} if self.cards else {}
-        return _rounded(asdict(flow)) | seconds
-
-    def dump(self) -> dict[str, Any]:
-        """For -o json. The amounts are there only when every rule holds."""
-        out: dict[str, Any] = {
-            "name": self.name,
-            "violations": [asdict(v) for v in (*self.violations, *self.misfits())],
-        }
-        if unusual := self.advice():
-            out["advice"] = [asdict(v) for v in unusual]
-        out["defaults"] = {"skipped": self.unread} if self.unread else self.taken
-        if self.spec is not None and not self.violations:
-            amounts = Amounts.of(self.spec)
-            out["layout"] = _layout(self.spec, names.ROLE_TRAINER)
-            if stages := self.stages():
-                out["stages"] = asdict(stages)
-            if self.spec.gangs:
-                out["gangs"] = {role: _layout(self.spec, role) for role in self.spec.gangs}
-            out["batch"] = {
-                "samplesPerStep": amounts.samples_per_step,
-                "samplesPerMiniBatch": amounts.samples_per_mini_batch,
-                "tokensPerStep": amounts.longest * amounts.samples_per_step,
-            }
-            if amounts.optimizer_steps is not None:
-                out["batch"]["optimizerSteps"] = amounts.optimizer_steps
-            out["memory"] = {e.role: {k: round(v) for k, v in _camel(e.parts).items()} for e in self.memory()}
-            if phases := self.phases():
-                out["gpu"] = asdict(self.device) if self.device else {}
-                out["phases"] = {p.name: {**_rounded(asdict(p), "name"), "total": round(p.total)} for p in phases}
-            if host := self.host():
-                out["hostMemory"] = _rounded(asdict(host))
-            if arriving := self.arrival():
-                out["rolloutHostMemory"] = _rounded(asdict(arriving[1])) | {"nextPolicy": arriving[0].where}
-            if cache := self.cache():
-                out["kvCache"] = _rounded(asdict(cache))
-            if caches := self.pool_caches():
-                out["poolKvCache"] = _rounded(caches)
-            if uncounted := self.not_counted():
-                out["notCounted"] = uncounted
-            if doubts := self.doubts():
-                out["mayNotFit"] = doubts
-            if volume := self.volume():
-                out["volume"] = _rounded(asdict(volume) | {"total": volume.total})
-            if traffic := self.traffic():
-                out["traffic"] = {name: self._flow(flow) for name, flow in traffic.items()}
-            if outside := self.outside():
-                out["outsideVolumes"] = outside
-            out["roles"] = [{"name": r.name, "pods": r.pods, "gpus": r.gpus} for r in roles(self.spec)]
-        return out
-
-
-def _rounded(parts: Mapping[str, Any], *without: str) -> dict[str, int]:
-    return {name: round(value) for name, value in parts.items() if name not in without}
-
-
-def _layout(spec: RLJobSpec, role: str) -> dict[str, int]:
-    """Its sizes."""
-    layout = Layout.of(spec, role)
-    return {**_camel({name: size for name, size in asdict(layout).items() if name != "cut"}), "data": layout.data}
-
-
-def _camel(parts: Mapping[str, Value]) -> dict[str, Value]:
-    return {to_camel(key): value for key, value in parts.items()}
 
 
 def roles(spec: RLJobSpec) -> list[Role]:

@@ -19,6 +19,7 @@ from kubectl_rljob.planning import Plan
 from kubectl_rljob.preview import Site, preview
 from kubectl_rljob.printers import data, failure, status, text
 from kubectl_rljob.printers import plan as plan_page
+from kubectl_rljob.printers.plan_data import dump
 from rljob_api.manifest import Manifest
 from rljob_api.policy import DEFAULT_POLICY
 from rljob_api.sizing.devices import Gpu
@@ -84,7 +85,7 @@ def planned(spec: Any, config: Any, device: Gpu | None) -> str:
     found = Plan.of(Manifest("demo", "", spec), config, DEFAULT_POLICY, device=device)
     where = preview(found, Site(lambda: ([], []), lambda: (Devices(), "")), offline=False)
     shown = plan_page.page(found, where, Leaving())
-    data.render([found.dump() | {"placement": where.dump()}], "json")
+    data.render([dump(found) | {"placement": where.dump()}], "json")
     assert bool(found.violations or found.misfits()) is not shown.rpartition("\n\n")[2].startswith("Valid")
     return shown
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from kubectl_rljob.fitting import SMALLEST, refused, tight
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import plural, table
+from kubectl_rljob.ways import ServerWay, ServerWays
 from rljob_api.sizing.devices import Gpu
 from rljob_api.sizing.memory import GIB, CacheMemory, HostMemory, PhaseMemory
 from rljob_api.sizing.network import Cards, Flow
 from rljob_api.sizing.replica import Arrival, RolloutHost
 from rljob_api.sizing.stage import VolumeSpace
+from rljob_api.spec import RLJobSpec
 
 
 def parts(estimates: Sequence[Estimate]) -> str:
@@ -72,6 +74,32 @@ def cache(memory: CacheMemory, device: Gpu | None) -> str:
     if memory.there <= 0:
         return f"No KV cache of a server: its weights take {_gib(-memory.there)} GiB per GPU more than vLLM may have"
     return f"KV cache of a server: at most {_gib(memory.there)} GiB per GPU, {memory.tokens:,.0f} tokens; {wanted}"
+
+
+def ways(found: ServerWays, spec: RLJobSpec) -> str:
+    """A table of them, with what is left out of it."""
+    pods = f"{plural(spec.rollout.nodes, 'pod')} x {spec.rollout.processes_per_pod} GPUs"
+    header = (f"WAYS OF A SERVER: {pods}", "WEIGHTS, GIB", "CACHE, GIB", "TOKENS", "GB OUT OF A POD, PER STEP", "FITS")
+    rows = [
+        (
+            f"{way.name}{' (as the job)' if way.own else ''}",
+            _gib(way.weights),
+            _gib(max(0.0, way.cached)),
+            f"{way.tokens:,.0f}",
+            f"{way.sent / GB:,.1f}" if way.sent else "-",
+            _fits(way),
+        )
+        for way in found.accepted
+    ]
+    left = [f"{plural(found.more, 'way')} with less room"] if found.more else []
+    left += [f"{count} that {field} refuses" for field, count in sorted(found.refused.items())]
+    return "\n".join([table(header, rows), *([f"Not shown: {', '.join(left)}"] if left else [])])
+
+
+def _fits(way: ServerWay) -> str:
+    if way.fits:
+        return "yes"
+    return "no: its weights" if way.cached <= 0 else f"no: a sample of {way.longest:,} tokens"
 
 
 def not_counted(arguments: Mapping[str, str]) -> str:

@@ -72,6 +72,8 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
             blocks += estimates.of_host("trainer", host, plan.spec.trainer.template.memory_limit)
         if cache := plan.cache():
             blocks += [estimates.cache(cache, plan.device)]
+        if ways := plan.ways():
+            blocks += [estimates.ways(ways, plan.spec)]
         if uncounted := plan.not_counted():
             blocks += [estimates.not_counted(uncounted)]
         if arriving := plan.arrival():

@@ -16,6 +16,7 @@ from kubectl_rljob.planning import Plan
 from kubectl_rljob.preview import Read, Site, preview
 from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
+from kubectl_rljob.printers.plan_data import dump
 from kubectl_rljob.splitting import better_split
 from kubectl_rljob.suggesting import elsewhere
 from kubectl_rljob.suggesting import suggest as search_layouts
@@ -132,7 +133,7 @@ def plan(
         for p, m in zip(plans, manifests, strict=True)
     ]
     if output:
-        dumps = [p.dump() | {"placement": where.dump(), "leaving": leaving.dump()} for p, where, leaving in pages]
+        dumps = [dump(p) | {"placement": where.dump(), "leaving": leaving.dump()} for p, where, leaving in pages]
         session.terminal.data(data.render(dumps, output))
     else:
         session.terminal.show("\n\n".join(page.page(*parts) for parts in pages))

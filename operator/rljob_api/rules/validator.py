@@ -132,10 +132,15 @@ def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | Non
     with limited():
         parsed, schema = _parse(spec)
         schema += verbatim_violations(spec, {v.field for v in schema})
-        checks: list[Check] = [*CHECKS, lambda spec: model_violations(spec, model_config or {})]
-        broken = (violation for check in checks for violation in _decided(check, parsed))
+        broken = broken_rules(parsed, model_config or {})
         violations = list(islice(chain(name_violations(name), schema, broken), MOST + 1))
     return ValidationResult(None if schema else parsed, tuple(_limited(violations)))
+
+
+def broken_rules(spec: RLJobSpec, model_config: dict[str, Any]) -> Iterator[Violation]:
+    """Of a spec that could be read, also in part. An empty `model_config` is not known yet."""
+    checks: list[Check] = [*CHECKS, lambda spec: model_violations(spec, model_config)]
+    yield from (violation for check in checks for violation in _decided(check, spec))
 
 
 def _limited(violations: list[Violation]) -> Iterator[Violation]:

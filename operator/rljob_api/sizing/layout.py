@@ -197,3 +197,8 @@ class Amounts:
             updates=updates,
             optimizer_steps=None if t.steps is None else t.steps * updates,
         )
+
+
+def divisors(number: int, most: int = 2**31) -> list[int]:
+    """Small ones first."""
+    return [size for size in range(1, min(number, most) + 1) if number % size == 0]
