@@ -17,13 +17,12 @@ from rljob_api.rules.lora import beginning_violations
 from rljob_api.rules.volumes import CHECKPOINTS, lost_checkpoints, outside_volumes
 from rljob_api.sizing import network
 from rljob_api.sizing.devices import Gpu, smallest
+from rljob_api.sizing.host import HostMemory, host_memory
 from rljob_api.sizing.memory import (
     CacheMemory,
-    HostMemory,
     PhaseMemory,
     cache_memory,
     gang_memory,
-    host_memory,
     phases,
     pool_cache,
     pool_weights,

@@ -6,12 +6,12 @@ import pytest
 
 from api.sized import GIB, QWEN_1_5B, gpu_spec
 from api.specs import make_spec
+from rljob_api.sizing.host import HostMemory, host_memory
 from rljob_api.sizing.memory import (
     SERVER_OVERHEAD,
     TRAINER_OVERHEAD,
-    HostMemory,
     PhaseMemory,
-    host_memory,
+    PhaseParts,
     phases,
     rollout_memory,
     trainer_memory,
@@ -227,9 +227,11 @@ def test_phases_of_a_colocated_gpu_follow_what_is_awake_and_what_is_needed() -> 
     found, b = by_phase(colocated()), QWEN_1_5B.parameters
     assert list(found) == ["generate", "score", "train", "sync", "save"]
     beside = TRAINER_OVERHEAD + SERVER_OVERHEAD
-    assert found["generate"] == PhaseMemory("generate", 18 * b, 63 * GIB, beside)
-    assert found["save"] == PhaseMemory("save", 18 * b, 63 * GIB, beside)
-    assert found["sync"] == PhaseMemory("sync", 18 * b, 2 * b, 4 * COLOCATED_BUCKET + beside), "two of each end"
+    held = {"weights": 2 * b, "gradients": 4 * b, "optimizer": 12 * b, "outside": beside}
+    assert found["generate"] == PhaseMemory("generate", 18 * b, PhaseParts(**held, server=63 * GIB))
+    assert found["save"] == PhaseMemory("save", 18 * b, PhaseParts(**held, server=63 * GIB))
+    sync = PhaseParts(**held, buckets=4 * COLOCATED_BUCKET, server=2 * b)
+    assert found["sync"] == PhaseMemory("sync", 18 * b, sync), "two of each end"
     assert found["train"].server == 0 and found["train"].total == trainer_memory(colocated(), QWEN_1_5B).total + beside
     assert 0 < found["score"].estimate < found["train"].estimate, "one layer's activations at a time"
 
@@ -240,6 +242,19 @@ def test_what_is_offloaded_is_there_in_the_phases_that_need_it() -> None:
     assert [found[name].state / b for name in ("generate", "score", "train", "sync", "save")] == [0, 2, 18, 2, 14]
     assert found["train"].estimate == by_phase(colocated())["train"].estimate - 12 * b, "moments wait for the update"
     assert found["save"].certain == 14 * b + 63 * GIB, "a save brings them back next to the server"
+
+
+def test_the_parts_of_a_phase_are_those_of_its_fullest_moment() -> None:
+    """Moments and activations are never there together where moments wait for the update, and a save needs no gradients."""
+    found = by_phase(colocated(offload={"gradients": True, "optimizer": True}))
+    b, train = QWEN_1_5B.parameters, found["train"].parts
+    assert (train.weights, train.gradients, train.optimizer) == (2 * b, 4 * b, 0.0) and train.activations > 0
+    assert found["train"].state == 18 * b < found["train"].total
+    assert (found["save"].parts.gradients, found["save"].parts.optimizer) == (0.0, 12 * b)
+    few = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": 64}
+    update = phases(gpu_spec(processes=1, train=few, trainer={"offload": {"optimizer": True}}), QWEN_1_5B, 140 * GIB)
+    held = {phase.name: phase.parts for phase in update}["train"]
+    assert (held.optimizer, held.activations) == (12 * b, 0.0), "the optimizer's step is the fullest moment"
 
 
 def test_the_host_holds_what_leaves_the_gpus_the_reference_and_a_checkpoint_s_copy() -> None:

@@ -7,17 +7,13 @@ from kubectl_rljob.__main__ import main
 RECIPE = Path(__file__).parents[2] / "examples/qwen2.5-7b-gsm8k"
 
 ON_80_GB = """\
-GIB PER GPU   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   OTHER MODELS   TOTAL
-trainer       7.1       14.2        -           16.9          3.5      -              41.7
-rollout       14.2      -           -           -             -        -              14.2
-
-TRAINER, BY PHASE   MODELS   ESTIMATE   SERVER   OF 79.1
-generate            -        6.0        31.6     37.6
-score               7.1      10.1       -        17.2
-train               31.9     15.8       -        47.7
-sync                7.1      10.0       14.2     31.3
-save                17.7     6.0        31.7     55.4
-ESTIMATE: activations, logits and weights on their way; of it 6.0 outside of tensors, which no row above has
+TRAINER, BY PHASE   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   BUCKETS   OUTSIDE   SERVER   OF 79.1
+generate            -         -           -           -             -        -         6.0       31.6     37.6
+score               7.1       -           -           0.6           3.5      -         6.0       -        17.2
+train               7.1       14.2        -           16.9          3.5      -         6.0       -        47.7
+sync                7.1       -           -           -             -        4.0       6.0       14.2     31.3
+save                7.1       -           10.6        -             -        -         6.0       31.7     55.4
+GiB per GPU of all models on a rank, when most is held; OUTSIDE is of no tensor, BUCKETS are weights on their way to servers
 
 Fits, by the estimate
 

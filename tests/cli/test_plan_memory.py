@@ -199,6 +199,8 @@ def test_without_a_gpu_the_cache_is_what_the_batch_would_want(capsys: pytest.Cap
     assert plan() == 0
     out = capsys.readouterr().out
     assert "BY PHASE" not in out
+    assert "\ntrainer       7.1       14.2        -           16.9          3.5      -              41.7\n" in out
+    assert "\nA trainer's GPU holds 6.0 more outside of tensors; --gpu shows every phase of a step\n" in out
     assert "KV cache of a server: 21.0 GiB per GPU would hold all samples in flight at their longest; --gpu says" in out
 
 
@@ -209,6 +211,8 @@ def test_the_numbers_are_there_in_bytes(capsys: pytest.CaptureFixture[str]) -> N
     assert found["phases"]["generate"]["server"] == pytest.approx(139.8 * 0.4 * GIB, abs=1)
     for phase in found["phases"].values():
         assert phase["total"] == pytest.approx(phase["state"] + phase["estimate"] + phase["server"], abs=2)
+        parts = ("weights", "gradients", "optimizer", "activations", "logits", "buckets", "outside", "server")
+        assert phase["total"] == pytest.approx(sum(phase[part] for part in parts), abs=4)
 
 
 def test_a_server_in_a_pod_of_its_own_has_what_vllm_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,9 +233,7 @@ LAYER = 2 * 3584 * 128 * (28 + 4) + 3 * 3584 * 18944
 """Parameters of the recipe's model in its matrices: attention and feed-forward."""
 JUDGED_BY_ITSELF = """\
 GIB PER GPU   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   OTHER MODELS   TOTAL
-trainer       7.1       14.2        -           16.9          3.5      -              41.7
 reference     14.2      -           -           1.2           7.0      -              22.4
-rollout       14.2      -           -           -             -        -              14.2
 judge         7.1       -           -           -             -        -              7.1
 """
 

@@ -2,25 +2,33 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from kubectl_rljob.fitting import SMALLEST, refused, tight
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import plural, table
 from kubectl_rljob.ways import ServerWay, ServerWays
 from rljob_api.sizing.devices import Gpu
-from rljob_api.sizing.memory import GIB, CacheMemory, HostMemory, PhaseMemory
+from rljob_api.sizing.host import HostMemory
+from rljob_api.sizing.memory import GIB, CacheMemory, PhaseMemory
 from rljob_api.sizing.network import Cards, Flow
 from rljob_api.sizing.replica import Arrival, RolloutHost
 from rljob_api.sizing.stage import VolumeSpace
 from rljob_api.spec import RLJobSpec
 
 
-def parts(estimates: Sequence[Estimate]) -> str:
-    """By what holds them, at the moment when most is held."""
+def parts(estimates: Sequence[Estimate], outside: float) -> str:
+    """By what holds them, at the moment when most is held. `outside`: bytes of a trainer's GPU outside of tensors, if no other table has them."""
     columns = list(dict.fromkeys(part for e in estimates for part in e.parts))
     rows = [(e.role, *adding_up([e.parts.get(c, 0.0) for c in columns])) for e in estimates]
-    header = ("GIB PER GPU", *(c.replace("_", " ").upper() for c in columns), "TOTAL")
-    return table(header, rows)
+    table_ = table(("GIB PER GPU", *map(_title, columns), "TOTAL"), rows)
+    if not outside:
+        return table_
+    return f"{table_}\nA trainer's GPU holds {_gib(outside)} more outside of tensors; --gpu shows every phase of a step"
+
+
+def _title(part: str) -> str:
+    return part.replace("_", " ").upper()
 
 
 def adding_up(parts: Sequence[float]) -> list[str]:
@@ -35,12 +43,14 @@ def adding_up(parts: Sequence[float]) -> list[str]:
     ]
 
 
-def by_phase(phases: Sequence[PhaseMemory], device: Gpu, outside: float) -> str:
-    """Of a trainer's GPU in each phase of a step, whose GPU that is, and the verdict. `outside`: bytes outside of tensors."""
-    rows = [(p.name, *adding_up([p.state, p.estimate, p.server])) for p in phases]
-    header = ("TRAINER, BY PHASE", "MODELS", "ESTIMATE", "SERVER", f"OF {_gib(device.bytes)}")
+def by_phase(phases: Sequence[PhaseMemory], device: Gpu) -> str:
+    """Of a trainer's GPU, at the moment of each phase when most is held, whose GPU that is, and the verdict."""
+    held = [asdict(p.parts) for p in phases]
+    columns = [part for part in held[0] if any(of_phase[part] for of_phase in held)]
+    rows = [(p.name, *adding_up([of_phase[c] for c in columns])) for p, of_phase in zip(phases, held, strict=True)]
+    header = ("TRAINER, BY PHASE", *map(_title, columns), f"OF {_gib(device.bytes)}")
     source = f"GPU: {device.source}\n" if device.source else ""
-    what = f"ESTIMATE: activations, logits and weights on their way; of it {_gib(outside)} outside of tensors, which no row above has"
+    what = "GiB per GPU of all models on a rank, when most is held; OUTSIDE is of no tensor, BUCKETS are weights on their way to servers"
     return f"{table(header, rows)}\n{what}\n\n{source}{_verdict(phases, device)}"
 
 

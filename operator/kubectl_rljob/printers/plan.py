@@ -64,10 +64,7 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
         ]
         blocks += [defaults(plan)] if plan.taken or plan.unread else []
         blocks += [pods(plan.spec)]
-        if held_by := plan.memory():
-            blocks += [estimates.parts(held_by)]
-        if plan.device and (phases := plan.phases()):
-            blocks += [estimates.by_phase(phases, plan.device, outside_tensors(plan.spec))]
+        blocks += memory(plan, plan.spec)
         if host := plan.host():
             blocks += estimates.of_host("trainer", host, plan.spec.trainer.template.memory_limit)
         if cache := plan.cache():
@@ -97,6 +94,16 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
     if unusual := plan.advice():
         blocks += [advice(unusual)]
     return "\n\n".join([*blocks, verdict(plan.violations, plan.misfits(), plan.doubts())])
+
+
+def memory(plan: Plan, spec: RLJobSpec) -> list[str]:
+    """What the GPUs of each role hold: one table of the trainer's, which with a known GPU is by phase, and one of all others."""
+    phases, held = plan.phases(), plan.memory()
+    if plan.device and phases:
+        there = {names.ROLE_TRAINER} | ({names.ROLE_ROLLOUT} if spec.rollout.placement == "colocated" else set())
+        others = [estimate for estimate in held if estimate.role not in there]
+        return [estimates.by_phase(phases, plan.device), *([estimates.parts(others, 0.0)] if others else [])]
+    return [estimates.parts(held, outside_tensors(spec))] if held else []
 
 
 def layout(spec: RLJobSpec, role: str, whole: bool) -> str:

@@ -9,6 +9,7 @@ from pydantic.alias_generators import to_camel
 from kubectl_rljob.planning import Plan, roles
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
+from rljob_api.sizing.memory import PhaseMemory
 from rljob_api.spec import RLJobSpec
 
 Value = TypeVar("Value")
@@ -49,7 +50,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
     out: dict[str, Any] = {"memory": {e.role: _rounded(_camel(e.parts)) for e in plan.memory()}}
     if phases := plan.phases():
         out["gpu"] = asdict(plan.device) if plan.device else {}
-        out["phases"] = {p.name: {**_rounded(asdict(p), "name"), "total": round(p.total)} for p in phases}
+        out["phases"] = {phase.name: _phase(phase) for phase in phases}
     if host := plan.host():
         out["hostMemory"] = _rounded(asdict(host))
     if arriving := plan.arrival():
@@ -65,6 +66,11 @@ def _memory(plan: Plan) -> dict[str, Any]:
     if doubts := plan.doubts():
         out["mayNotFit"] = doubts
     return out
+
+
+def _phase(phase: PhaseMemory) -> dict[str, int]:
+    sums = {"state": phase.state, "estimate": phase.estimate, "total": phase.total}
+    return _rounded(asdict(phase.parts) | sums)
 
 
 def _bytes(plan: Plan) -> dict[str, Any]:
@@ -91,8 +97,8 @@ def _layout(spec: RLJobSpec, role: str) -> dict[str, int]:
     return {**_camel({name: size for name, size in asdict(layout).items() if name != "cut"}), "data": layout.data}
 
 
-def _rounded(parts: Mapping[str, Any], *without: str) -> dict[str, int]:
-    return {name: round(value) for name, value in parts.items() if name not in without}
+def _rounded(parts: Mapping[str, Any]) -> dict[str, int]:
+    return {name: round(value) for name, value in parts.items()}
 
 
 def _camel(parts: Mapping[str, Value]) -> dict[str, Value]:

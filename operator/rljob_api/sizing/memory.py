@@ -11,13 +11,9 @@ rotated part) tokens, whole on each GPU. A colocated server takes the whole shar
 
 Outside tensors, by phase: CUDA's contexts, loaded kernels, workspaces of libraries, buffers of NCCL and captured graphs, as measured.
 Not counted: what the allocator cannot use.
-
-Host memory: what is offloaded from the GPUs or updated on the host, and copies that checkpoints are written from: of moments and float32 weights
-those that a rank has (megatron/compat/core_checkpoints.py in the trainer), and its share of the weights, which data-parallel ranks write together;
-what is updated on the host is copied only where training continues meanwhile. Not counted: what processes hold in any case (imports, buffers of
-libraries, pages of files), and pages of weights that servers read.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -27,13 +23,13 @@ from rljob_api.sizing.replica import SERVER_SHARE, in_transfer, layers, sequence
 from rljob_api.sizing.server_arguments import cache_bytes
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import (
-    FLOAT,
+    ModelBytes,
+    Part,
     Stage,
     fullest,
     held_by,
     own_parameters,
     passes,
-    shares,
     stages,
     trained_network,
 )
@@ -141,16 +137,40 @@ PhaseName = Literal["generate", "score", "train", "sync", "save"]
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseParts:
+    """Bytes on one GPU of a trainer pod by what holds them, at one moment."""
+
+    weights: float = 0.0
+    """Of all models on the rank, as the next two."""
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    logits: float = 0.0
+    buckets: float = 0.0
+    """In which a policy travels to the servers."""
+    outside: float = 0.0
+    """What processes hold outside tensors."""
+    server: float = 0.0
+    """What a colocated server has to have."""
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, f.name) for f in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseMemory:
     """Bytes on one GPU of a trainer pod in a phase of the step."""
 
     name: PhaseName
     state: float
     """Parameters, gradients and moments that have to be there."""
-    server: float
-    """What the colocated server has to have."""
-    estimate: float = 0.0
-    """Activations and logits; in `sync` the buckets in which weights travel; on a GPU also what its processes hold outside tensors."""
+    parts: PhaseParts
+    """At the moment of the phase when most is held."""
+
+    @property
+    def server(self) -> float:
+        return self.parts.server
 
     @property
     def certain(self) -> float:
@@ -158,7 +178,12 @@ class PhaseMemory:
 
     @property
     def total(self) -> float:
-        return self.certain + self.estimate
+        return self.parts.total
+
+    @property
+    def estimate(self) -> float:
+        """Activations and logits; in `sync` the buckets; on a GPU also what its processes hold outside tensors. As far as it is more than `state`."""
+        return self.total - self.certain
 
 
 def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[PhaseMemory]:
@@ -168,27 +193,42 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[PhaseMemory]:
     hold the weights. save: parameters and moments are brought back while the server is awake.
     """
     weights, awake = _server(spec, shape, device)
-    sent = in_transfer(spec, shape)
+    sent, outside = in_transfer(spec, shape), outside_tensors(spec)
     of_stages = [_phases(stage, weights, sent, awake) for stage in stages(spec, shape)]
     most = [max(same, key=lambda p: p.total) for same in zip(*of_stages, strict=True)]
-    return [replace(p, estimate=p.estimate + outside_tensors(spec)) for p in most]
+    return [replace(p, parts=replace(p.parts, outside=outside)) for p in most]
 
 
 def _phases(stage: Stage, weights: float, sent: float, awake: float) -> list[PhaseMemory]:
     """`weights`, `awake`: what the server holds when its weights are back, and when it generates; `sent`: buckets of what it receives."""
     networks, policy = stage.networks, stage.networks[0]
-    frozen, trained = ([n for n in networks if bool(n.gradients) == learns] for learns in (False, True))
-    backward = max(held_by(networks, n, "parameters", "gradients") for n in trained) + stage.passing
-    update = max(held_by(networks, n, "parameters", "gradients", "optimizer") for n in trained)
+    trained = [n for n in networks if n.gradients]
+    rest = _models(networks)
+    scoring = _fullest(_models(networks, [n], "parameters") for n in networks)
+    update = _fullest(_models(networks, [n], "parameters", "gradients", "optimizer") for n in trained)
+    backward = _fullest(_models(networks, [n], "parameters", "gradients") for n in trained)
+    passing = replace(backward, activations=stage.activations, logits=stage.logits)
+    sync, save = _models(networks, [policy], "parameters"), _models(networks, trained, "parameters", "optimizer")
     return [
-        PhaseMemory("generate", held_by(networks), awake),
-        PhaseMemory(
-            "score", max(held_by(networks, n, "parameters") for n in networks), 0.0, stage.layer + stage.logits
-        ),
-        PhaseMemory("train", update, 0.0, max(0.0, backward - update)),
-        PhaseMemory("sync", held_by(networks, policy, "parameters"), weights, sent),
-        PhaseMemory("save", held_by(frozen) + sum(n.held("parameters", "optimizer") for n in trained), awake),
+        PhaseMemory("generate", rest.total, replace(rest, server=awake)),
+        PhaseMemory("score", scoring.total, replace(scoring, activations=stage.layer, logits=stage.logits)),
+        PhaseMemory("train", update.total, _fullest((update, passing))),
+        PhaseMemory("sync", sync.total, replace(sync, buckets=sent, server=weights)),
+        PhaseMemory("save", save.total, replace(save, server=awake)),
     ]
+
+
+def _models(networks: Sequence[ModelBytes], busy: Sequence[ModelBytes] = (), *used: Part) -> PhaseParts:
+    """All models of a rank, while those that are `busy` need the parts `used`."""
+    held = [n.parts(*used) if any(n is one for one in busy) else n.parts() for n in networks]
+    weights, gradients, optimizer = (
+        sum(parts.get(part, 0.0) for parts in held) for part in ("parameters", "gradients", "optimizer")
+    )
+    return PhaseParts(weights, gradients, optimizer)
+
+
+def _fullest(moments: Iterable[PhaseParts]) -> PhaseParts:
+    return max(moments, key=lambda parts: parts.total)
 
 
 def outside_tensors(spec: RLJobSpec) -> float:
@@ -257,59 +297,3 @@ def pool_cache(pool: PoolSpec, shape: Shape, device: float) -> float:
         return float(given)
     share = float(pool.vllm_args.get("gpu-memory-utilization", SERVER_SHARE))
     return device * share - pool_weights(pool, shape)
-
-
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """Bytes of host memory in the trainer pod that holds most."""
-
-    offloaded: float
-    """Parameters and moments of models that take turns on the GPUs, moments that are updated on the host, and gradients of a service's clients, which
-    accumulate them. Other gradients are not kept."""
-    reference: float
-    """The model that changes places with the policy."""
-    checkpoint: float
-    """What the largest checkpoint is written from."""
-
-    @property
-    def total(self) -> float:
-        return self.offloaded + self.reference + self.checkpoint
-
-
-def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
-    ranks, every = spec.trainer.processes_per_node, stages(spec, shape)
-    return HostMemory(
-        offloaded=ranks * max(sum(n.on_host for n in s.networks) + _clients(spec, s) for s in every),
-        reference=ranks * _reference(spec, shape),
-        checkpoint=ranks * max(_written(spec, s) for s in every),
-    )
-
-
-def _clients(spec: RLJobSpec, stage: Stage) -> float:
-    """Bytes of the models of a service's clients, per rank: each lies on the host while another one's is in the adapters."""
-    if spec.task != "service":
-        return 0.0
-    adapters = stage.networks[0]
-    weights = adapters.gradients / FLOAT * BYTES[spec.model.dtype]
-    return spec.service.max_models * (weights + adapters.gradients + adapters.optimizer)
-
-
-def _written(spec: RLJobSpec, stage: Stage) -> float:
-    """Bytes that one rank copies for a checkpoint. In float32, where a weight is its own float32 copy, the optimizer's part of it is written too."""
-    trained, lay = [n for n in stage.networks if n.gradients], Layout.of(spec, names.ROLE_TRAINER)
-    width = BYTES[spec.model.dtype]
-    weights = sum(n.gradients for n in trained) * width / FLOAT
-    on_device = sum(n.optimizer for n in trained if not n.offload.update) * (3 / 2 if width == FLOAT else 1)
-    alongside = spec.checkpoint.asynchronous and spec.checkpoint.every_steps > 0
-    states = on_device + alongside * sum(n.updated for n in trained)
-    return weights / (lay.data * lay.context) + states
-
-
-def _reference(spec: RLJobSpec, shape: Shape) -> float:
-    """Bytes of an offloaded reference, per rank. With adapters the reference is the frozen model itself, unless another is named."""
-    elsewhere = names.ROLE_REFERENCE in spec.gangs or not spec.reference.offload
-    if not spec.has_reference or elsewhere or (spec.model.lora and not spec.reference.path):
-        return 0.0
-    lay = Layout.of(spec, names.ROLE_TRAINER)
-    tower = shape.tower.parameters() if shape.tower else 0
-    return BYTES[spec.model.dtype] * max(sum(own_parameters(shape, lay, s)) + tower for s in shares(spec, shape))

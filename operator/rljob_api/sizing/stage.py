@@ -55,10 +55,14 @@ class ModelBytes:
     optimizer: float
     offload: Offload
 
-    def held(self, *used: Part) -> float:
+    def parts(self, *used: Part) -> dict[Part, float]:
         """Bytes on the GPU while the parts `used` are needed: these, and what is not offloaded."""
         parts: tuple[Part, ...] = ("parameters", "gradients", *(() if self.offload.update else ("optimizer",)))
-        return sum(getattr(self, part) for part in parts if part in used or not getattr(self.offload, part))
+        return {part: getattr(self, part) for part in parts if part in used or not getattr(self.offload, part)}
+
+    def held(self, *used: Part) -> float:
+        """Their sum."""
+        return sum(self.parts(*used).values())
 
     @property
     def moved(self) -> float:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from api.specs import make_spec
-from rljob_api.sizing.memory import PhaseMemory
+from rljob_api.sizing.memory import PhaseMemory, PhaseParts
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.memory import MemoryPlan, Meter, device_bytes
@@ -72,7 +72,8 @@ def test_a_model_of_unknown_shape_is_not_planned(tmp_path: Path) -> None:
 
 
 def test_the_table_stands_beside_what_was_measured() -> None:
-    planned = [PhaseMemory("generate", 26 * GIB, 63 * GIB), PhaseMemory("train", 26 * GIB, 0.0, 45 * GIB)]
+    generate, train = PhaseParts(weights=26 * GIB, server=63 * GIB), PhaseParts(weights=26 * GIB, activations=45 * GIB)
+    planned = [PhaseMemory("generate", 26 * GIB, generate), PhaseMemory("train", 26 * GIB, train)]
     assert MemoryPlan(planned, 140 * GIB).table({"train": 67.2 * GIB}).splitlines() == [
         "memory by phase on a device of 140.0 GiB",
         "phase          state  estimate    server   planned  measured",
