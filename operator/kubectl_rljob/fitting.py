@@ -31,19 +31,21 @@ def refused(phases: Sequence[PhaseMemory], device: Gpu) -> list[PhaseMemory]:
     return [p for p in phases if p.certain > device.bytes or p.total > FAR * device.bytes]
 
 
-def of_trainer(phases: Sequence[PhaseMemory], device: Gpu, remedy: Callable[[], Remedy | None]) -> Iterator[Violation]:
-    """`remedy`: the one field that makes all of them fit."""
+def of_trainer(
+    phases: Sequence[PhaseMemory], device: Gpu, find_remedy: Callable[[], Remedy | None]
+) -> Iterator[Violation]:
+    """`find_remedy`: the one field that makes all of them fit."""
     never, hardly = refused(phases, device), tight(phases, device)
     if not never:
         return
     also = f", and by the estimate not in {_named(hardly)}" if hardly else ""
     start = any(p.certain > device.bytes for p in never)
     why = "ranks would refuse to start" if start else f"that is more than {FAR:g} times the GPU"
-    found = remedy()
-    into = f" into {_gpu(device)}" if found else ""
+    remedy = find_remedy()
+    into = f" into {_gpu(device)}" if remedy else ""
     rule = f"the job does not fit{into} in {_named(never)}{also}: {why}"
-    if found:
-        yield Violation(found.field, found.value, rule, f"{found.fix}; {SEARCH}")
+    if remedy:
+        yield Violation(remedy.field, remedy.value, rule, f"{remedy.fix}; {SEARCH}")
     else:
         yield Violation("spec.trainer", _gpu(device), rule, FIX)
 

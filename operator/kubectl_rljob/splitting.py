@@ -46,9 +46,9 @@ def better_split(job: Manifest, base: Plan, best: Suggestion, machine: Machine, 
         return None
     ideal, node = _ideal(spec, best), spec.trainer.processes_per_node
     nearest = sorted(others(spec), key=lambda numbers: abs(numbers["trainer.nodes"] * node - ideal))[:NEAREST]
-    found = [split for numbers in nearest for split in _with(numbers, job, machine, planned)]
+    splits = [split for numbers in nearest for split in _with(numbers, job, machine, planned)]
     enough = best.speed.tokens_per_second * WORTH
-    faster = [split for split in found if split.tokens_per_second > enough]
+    faster = [split for split in splits if split.tokens_per_second > enough]
     return max(faster, key=lambda split: split.tokens_per_second, default=None)
 
 
@@ -72,9 +72,9 @@ def _with(numbers: dict[str, int], job: Manifest, machine: Machine, planned: Pla
     base = planned(changed)
     if base.spec is None or elsewhere(base.violations):
         return
-    for found in suggest(changed, base, machine, planned).suggestions[:1]:
-        assert found.plan.spec
-        yield GpuSplit(numbers | found.settings, *_gpus(found.plan.spec), found.speed.tokens_per_second)
+    for layout in suggest(changed, base, machine, planned).suggestions[:1]:
+        assert layout.plan.spec
+        yield GpuSplit(numbers | layout.settings, *_gpus(layout.plan.spec), layout.speed.tokens_per_second)
 
 
 def _ideal(spec: RLJobSpec, best: Suggestion) -> float:

@@ -109,7 +109,7 @@ Spares = tuple[str, ...]
 
 
 def spares(cluster: Cluster, gang: Gang, whole: Placement, stay: Mapping[int, str]) -> Spares:
-    """`cluster`: what is left; `found`: the nodes of the other pods; `stay`: nodes of spares that stay, by number."""
+    """`cluster`: what is left; `whole`: the nodes of the other pods; `stay`: nodes of spares that stay, by number."""
     nodes = {node.name: node for node in cluster.nodes}
     capacities = {name: capacity_for(node, gang, gang.trainer) for name, node in nodes.items()}
     taken, first = {*whole.trainers, *stay.values()}, nodes.get(whole.trainers[0])

@@ -93,12 +93,14 @@ def cache_bytes(given: Mapping[str, Any], width: float) -> float:
 
 def not_counted(given: Mapping[str, Any]) -> dict[str, str]:
     """The arguments whose memory no estimate follows, and what of it."""
-    found = {key: what for key, what in NOT_COUNTED.items() if given.get(key) is not None}
+    uncounted = {key: what for key, what in NOT_COUNTED.items() if given.get(key) is not None}
     if given.get("quantization") is not None and given["quantization"] not in LAYER_BYTES:
-        found["quantization"] = f"weights in {given['quantization']}: they are counted as if they were not quantized"
+        uncounted["quantization"] = (
+            f"weights in {given['quantization']}: they are counted as if they were not quantized"
+        )
     if given.get("kv-cache-dtype") not in (None, "auto", *CACHE_BYTES):
-        found["kv-cache-dtype"] = f"a cache in {given['kv-cache-dtype']}: it is counted in the model's type"
-    return found
+        uncounted["kv-cache-dtype"] = f"a cache in {given['kv-cache-dtype']}: it is counted in the model's type"
+    return uncounted
 
 
 def may_be_smaller(given: Mapping[str, Any]) -> list[str]:

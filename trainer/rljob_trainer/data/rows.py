@@ -91,10 +91,11 @@ PLACES_OF_ANSWERS = (
 def answers_elsewhere(file: Place, setting: str) -> str:
     """What to do about rows without an answer, by the first row of their file. `setting`: `set KEY`."""
     place, record = next(read_records(file, ()))
-    found = [(path, value) for path in PLACES_OF_ANSWERS if _is_answer(value := find(path, record))]
-    meant = (
-        f"{setting} to {found[0][0]}, which holds {short(found[0][1])}" if found else f"{setting} to the one of answers"
-    )
+    answers = [(path, value) for path in PLACES_OF_ANSWERS if _is_answer(value := find(path, record))]
+    meant = f"{setting} to the one of answers"
+    if answers:
+        path, value = answers[0]
+        meant = f"{setting} to {path}, which holds {short(value)}"
     return f"{meant}; its columns are {', '.join(columns(place, record))}"
 
 

@@ -123,8 +123,8 @@ class ModelOutput:
         if rows is None:
             return predictions(logits, targets, temperature, self.vocabulary, group, candidates)
         chosen = None if candidates is None else candidates[rows]
-        found = predictions(logits, targets[rows], temperature, self.vocabulary, group, chosen)
-        return Predictions(*(x.new_zeros(len(targets), *x.shape[1:]).index_copy(0, rows, x) for x in found))
+        learnt = predictions(logits, targets[rows], temperature, self.vocabulary, group, chosen)
+        return Predictions(*(x.new_zeros(len(targets), *x.shape[1:]).index_copy(0, rows, x) for x in learnt))
 
     def values(self) -> torch.Tensor:
         assert self.vocabulary is None, "a language model has no values"

@@ -121,7 +121,7 @@ def _likeliest(places: Sequence[Mapping[int, Any]], count: int) -> LikeliestToke
     for i, place in enumerate(places):
         first = sorted(place.items(), key=lambda item: item[1].rank)[:count]
         tokens[i, : len(first)] = [token for token, _ in first]
-        log_probs[i, : len(first)] = [found.logprob for _, found in first]
+        log_probs[i, : len(first)] = [drawn.logprob for _, drawn in first]
     return LikeliestTokens(tokens, log_probs)
 
 

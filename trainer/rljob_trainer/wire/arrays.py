@@ -87,8 +87,8 @@ def _joined(pieces: Sequence[Array], kind: type[np.generic]) -> Array:
 
 def _flat_experts(trajectories: Sequence[Trajectory], name: str) -> Iterator[Array]:
     """Those that are of the type of this array."""
-    found = (t.routed_experts for t in trajectories if t.routed_experts is not None)
-    return (experts.reshape(-1) for experts in found if experts.dtype == kind_of(name))
+    routings = (t.routed_experts for t in trajectories if t.routed_experts is not None)
+    return (experts.reshape(-1) for experts in routings if experts.dtype == kind_of(name))
 
 
 def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:

@@ -172,14 +172,14 @@ class PackedPlaces[P](Places[P]):
         super()._count(process, calls, alone)
 
     def _next(self) -> P | None:
-        found = list[P]()
+        free = list[P]()
         for ordinal, processes in self._pods.items():
-            if found and ordinal >= self._autoscaling.min_replicas:
+            if free and ordinal >= self._autoscaling.min_replicas:
                 break
             if sum(self._calls[process] for process in processes) < self._autoscaling.calls_per_replica:
                 best = self._least(processes)
-                found += [best] if best is not None else []
-        return self._least(found)
+                free += [best] if best is not None else []
+        return self._least(free)
 
 
 def ordinal(pod: str) -> int:

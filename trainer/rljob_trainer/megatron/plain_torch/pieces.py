@@ -50,7 +50,7 @@ def padded_pieces(
         by_size.setdefault((chunk, size.bit_length()), []).append((at, starts[sequence], size))
         at += size
     where, place = context_parallel.gathered(starts, ranks), torch.empty(at, dtype=torch.long)
-    found, offset = [], 0
+    batches, offset = [], 0
     for (chunk, _), stretches in by_size.items():
         width = max(size for _, _, size in stretches)
         queries = torch.zeros(len(stretches), width, dtype=torch.long)
@@ -60,9 +60,9 @@ def padded_pieces(
             keys[i, : (chunk + 1) * size] = where[start : start + (chunk + 1) * size]
             place[row : row + size] = torch.arange(size) + offset + i * width
         first = torch.tensor([chunk * size for _, _, size in stretches], device=device) if ranks > 1 else None
-        found.append(PaddedPieces(queries.to(device), keys.to(device), first))
+        batches.append(PaddedPieces(queries.to(device), keys.to(device), first))
         offset += queries.numel()
-    return found, place.to(device)
+    return batches, place.to(device)
 
 
 def picked(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

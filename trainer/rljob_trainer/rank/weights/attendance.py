@@ -37,10 +37,10 @@ class Loss(NamedTuple):
 
 def losses(senders: Iterable[Mapping[str, Loss]]) -> dict[str, str]:
     """Pod -> why it is lost, from what each sender knows of that."""
-    found: dict[str, Loss] = {}
+    earliest: dict[str, Loss] = {}
     for pods in senders:
-        found |= {pod: min(loss, found.get(pod, loss)) for pod, loss in pods.items()}
-    return {pod: loss.why for pod, loss in found.items()}
+        earliest |= {pod: min(loss, earliest.get(pod, loss)) for pod, loss in pods.items()}
+    return {pod: loss.why for pod, loss in earliest.items()}
 
 
 class Attendance:
@@ -112,8 +112,8 @@ class Attendance:
 
     def _lost(self, loss: Callable[[ServerWorker], Loss | None]) -> dict[str, Loss]:
         """By pod, of those with a worker that has one."""
-        found = {pod: [x for member in members if (x := loss(member))] for pod, members in self.live.items()}
-        return {pod: min(of_workers) for pod, of_workers in found.items() if of_workers}
+        by_pod = {pod: [x for member in members if (x := loss(member))] for pod, members in self.live.items()}
+        return {pod: min(of_workers) for pod, of_workers in by_pod.items() if of_workers}
 
     def _why_not(self, member: ServerWorker) -> Loss | None:
         line = self._lines.get(member.name)
@@ -128,10 +128,10 @@ class Attendance:
         """All are knocked at together: each that is silent takes seconds."""
         members = self.members
         with ThreadPoolExecutor(MOST_KNOCKS) as pool:
-            found = pool.map(lambda member: knock(member.host, member.port), members)
+            states = pool.map(lambda member: knock(member.host, member.port), members)
             return {
                 m: Loss(LossCause.GONE, GONE.format(m.worker))
-                for m, state in zip(members, found, strict=True)
+                for m, state in zip(members, states, strict=True)
                 if state == "gone"
             }
 

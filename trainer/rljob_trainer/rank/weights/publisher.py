@@ -63,9 +63,9 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
             workers[session.server.pod] = session.open(offers)
 
         self._round.run(open_one, "open an update")
-        found = {pod: workers[pod] for pod in self._round.live}
-        receivers = Receivers.of({member.name: needs for own in found.values() for member, needs in own.items()})
-        self._opened = Opened(self._name, {pod: tuple(own) for pod, own in found.items()}, receivers)
+        live = {pod: workers[pod] for pod in self._round.live}
+        receivers = Receivers.of({member.name: needs for own in live.values() for member, needs in own.items()})
+        self._opened = Opened(self._name, {pod: tuple(own) for pod, own in live.items()}, receivers)
         return self._opened
 
     def commit(self, version: PolicyVersion, sent: Sequence[Sent], probe: Probe | None) -> Published:
@@ -96,9 +96,11 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
         )
 
     def _compare(self, probe: Probe) -> tuple[float, float] | None:
-        found: list[tuple[float, float]] = []
-        self._run(lambda session: found.append(probe.compare(session.log_probs(probe.sequences))), "answer a probe")
-        return max(found, default=None)
+        differences: list[tuple[float, float]] = []
+        self._run(
+            lambda session: differences.append(probe.compare(session.log_probs(probe.sequences))), "answer a probe"
+        )
+        return max(differences, default=None)
 
     def _run(self, work: Callable[[UpdateSession], None], what: str) -> None:
         watches = {pod: Watch(workers) for pod, workers in self._opened.servers.items()}

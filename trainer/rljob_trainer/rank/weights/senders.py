@@ -69,9 +69,9 @@ class Senders:
             part = self._send(phases, opened, senders)
             parts = [sent_by and Sent.from_json(sent_by) for sent_by in self._ranks.gather(part and part.as_json())]
             sent()
-            found = [part for rank, part in enumerate(parts) if part and rank in senders]
-            self._say_received(opened.receivers, found)
-            published = self._commit(update, step, found, probe) if update else None
+            sent_parts = [part for rank, part in enumerate(parts) if part and rank in senders]
+            self._say_received(opened.receivers, sent_parts)
+            published = self._commit(update, step, sent_parts, probe) if update else None
         return self._merged(published) if self.colocated else published
 
     def sleep(self) -> None:
@@ -139,13 +139,13 @@ class Senders:
         """The result over all pods, on all ranks. Each pod exported the policy for itself, so their digests must agree."""
         if mine:
             self._awake |= {uid: server for uid, server in self._own.items() if server.pod in mine.ok}
-        found = [p for p in self._ranks.gather(asdict(mine) if mine else None) if p]
-        assert len({p["version"]["digest"] for p in found}) == 1, f"the pods exported different policies: {found}"
+        by_pod = [p for p in self._ranks.gather(asdict(mine) if mine else None) if p]
+        assert len({p["version"]["digest"] for p in by_pod}) == 1, f"the pods exported different policies: {by_pod}"
         return Published(
-            PolicyVersion(**found[0]["version"]),
-            ok=[pod for p in found for pod in p["ok"]],
-            failed={pod: why for p in found for pod, why in p["failed"].items()},
-            difference=max((tuple(p["difference"]) for p in found if p["difference"]), default=None),
-            paused=max(p["paused"] for p in found),
-            waited=max(p["waited"] for p in found),
+            PolicyVersion(**by_pod[0]["version"]),
+            ok=[pod for p in by_pod for pod in p["ok"]],
+            failed={pod: why for p in by_pod for pod, why in p["failed"].items()},
+            difference=max((tuple(p["difference"]) for p in by_pod if p["difference"]), default=None),
+            paused=max(p["paused"] for p in by_pod),
+            waited=max(p["waited"] for p in by_pod),
         )

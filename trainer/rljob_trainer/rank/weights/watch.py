@@ -20,10 +20,10 @@ class Watch:
     def lost(self) -> str:
         """Why the server will not answer: a worker has died, or was not reached for SILENT_SECONDS. Empty: nothing says so."""
         for member in self._workers:
-            found = knock(member.host, member.port)
-            if found == "gone":
+            state = knock(member.host, member.port)
+            if state == "gone":
                 return GONE.format(member.worker)
-            if found == "silent":
+            if state == "silent":
                 late = self._clock() > self._reached + protocol.SILENT_SECONDS
                 return UNREACHABLE.format(member.worker) if late else ""
         self._reached = self._clock()

@@ -97,8 +97,8 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
     @cached_property
     def _needs(self) -> dict[str, Slice]:
         """The tensors of which this worker does not need all, where workers have parts of the model of their own, and keep them."""
-        found = self.parallel_config
-        own = (found.world_size > 1 or found.enable_expert_parallel) and not found.enable_eplb
+        parallel = self.parallel_config
+        own = (parallel.world_size > 1 or parallel.enable_expert_parallel) and not parallel.enable_eplb
         if not own or isinstance(self.expected, ExpectedAdapters):
             return {}
         return needs(self.served, self.model_config, self.expected.described, self._with_output_layer)
@@ -111,8 +111,8 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
     @property
     def worker(self) -> int:
         """The place of this worker in its server: in the order of data-parallel copies, and of ranks in each."""
-        found = self.parallel_config
-        return int(found.data_parallel_index * found.world_size + found.rank)
+        parallel = self.parallel_config
+        return int(parallel.data_parallel_index * parallel.world_size + parallel.rank)
 
     def admit(self, attempt: int, offers: Sequence[Offer], serves: bool) -> OpenedUpdate:
         """`serves`: the server serves a policy, which is not to be lost before the next one is complete. Raises AttemptSuperseded."""

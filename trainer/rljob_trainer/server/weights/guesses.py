@@ -21,6 +21,6 @@ class WithGuesses(Module):
         self._further = multi_token_layers(json.loads((directory / "config.json").read_text()))
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        found = list(tensors)
-        self.policy.load_weights((name, t) for name, t in found if not name.startswith(self._further))
-        self.draft.load_weights((name, t) for name, t in found if name.startswith(self._further))
+        received = list(tensors)
+        self.policy.load_weights((name, t) for name, t in received if not name.startswith(self._further))
+        self.draft.load_weights((name, t) for name, t in received if name.startswith(self._further))

@@ -40,13 +40,13 @@ def needs(
             )
             return {}
     slices = {name: covering(shape, reads[name]) for name, (shape, _) in tensors.items()}
-    found = {name: part for name, part in slices.items() if part is not None}
-    none = sum(part == NOTHING for part in found.values())
+    needed = {name: part for name, part in slices.items() if part is not None}
+    none = sum(part == NOTHING for part in needed.values())
     log.info(
         "weights: of %d tensors this worker receives %d whole, %d in slices, and %d not at all",
-        *(len(tensors), len(tensors) - len(found), len(found) - none, none),
+        *(len(tensors), len(tensors) - len(needed), len(needed) - none, none),
     )
-    return found
+    return needed
 
 
 def _empty(name: str, shape: Sequence[int], dtype: torch.dtype, reads: list[Region]) -> Tensor:

@@ -68,8 +68,8 @@ class PartialTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs, own = kwargs or {}, args[0] if args else None
         if func.is_view and isinstance(own, PartialTensor):
-            found = func(own.form, *args[1:], **kwargs)
-            return tree_map_only(Tensor, lambda form: PartialTensor(form, own.origin), found)
+            forms = func(own.form, *args[1:], **kwargs)
+            return tree_map_only(Tensor, lambda form: PartialTensor(form, own.origin), forms)
         if func in _WHOLE_COPIES and isinstance(own, PartialTensor) and own._is_whole:
             return own._copied(func(own.origin.there, **kwargs))
         args, kwargs = tree_map_only(PartialTensor, PartialTensor._read, (args, kwargs))
@@ -99,8 +99,8 @@ class PartialTensor(Tensor):
         origin.noted(view.region)
         first, at = self._place(view.region[origin.slice.dim])
         offset, strides = view.within(origin.slice.of(origin.shape), origin.slice.dim, first - at)
-        found = origin.there.as_strided(form.shape, strides, origin.there.storage_offset() + offset)
-        return found.view(form.dtype)
+        start = origin.there.storage_offset() + offset
+        return origin.there.as_strided(form.shape, strides, start).view(form.dtype)
 
     def _place(self, wanted: tuple[int, int]) -> tuple[int, int]:
         """Where the range begins that has `wanted`, in the whole and in the slice."""
@@ -160,8 +160,8 @@ class _View:
 
 def _places(distance: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Along each dimension, of a distance in the memory of a contiguous tensor. The first may be as large as it likes."""
-    found: list[int] = []
+    places: list[int] = []
     for size in reversed(shape[1:]):
         distance, rest = divmod(distance, size)
-        found.append(rest)
-    return (distance, *reversed(found))
+        places.append(rest)
+    return (distance, *reversed(places))

@@ -101,11 +101,11 @@ class Reception:
         To all at the same time: however many cannot be reached, the others hear of it before they take this worker for silent.
         """
         with ThreadPoolExecutor(len(self._offers)) as pool:
-            found = list(pool.map(self._connected, self._offers))
-        reached = [connection for connection in found if not isinstance(connection, SenderLostError)]
+            connections = list(pool.map(self._connected, self._offers))
+        reached = [connection for connection in connections if not isinstance(connection, SenderLostError)]
         self._sources = [UpdateSource(self._place, self._end_cls, one, self._update, self._wait) for one in reached]
         self._wait()
-        for connection in found:
+        for connection in connections:
             if isinstance(connection, SenderLostError):
                 raise connection
 

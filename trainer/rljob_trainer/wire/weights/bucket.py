@@ -124,13 +124,13 @@ def divided[K](
         first: which receiver begins, counted round and round
     """
     for bucket in buckets:
-        found: dict[K, list[tuple[int, Slice | None]]] = {}
+        entries_of: dict[K, list[tuple[int, Slice | None]]] = {}
         for i, entry in enumerate(bucket.entries):
             for receiver, part in parts(entry):
-                found.setdefault(receiver, []).append((i, part))
-        order = list(found)
+                entries_of.setdefault(receiver, []).append((i, part))
+        order = list(entries_of)
         turn = first % len(order) if order else 0
-        yield from ((receiver, _only(bucket, found[receiver])) for receiver in order[turn:] + order[:turn])
+        yield from ((receiver, _only(bucket, entries_of[receiver])) for receiver in order[turn:] + order[:turn])
         del bucket
 
 
@@ -172,8 +172,10 @@ def unpack(entries: Sequence[Entry], payload: Tensor) -> Iterator[tuple[str, Ten
     sizes = [entry.size for entry in entries]
     if payload.numel() != payload_size(sizes):
         raise CorruptBucketError(f"{payload.numel()} of {payload_size(sizes)} bytes")
-    for entry, tensor, found in zip(entries, _tensors(entries, payload), fingerprints(payload, sizes), strict=True):
-        if found != entry.fingerprint:
+    for entry, tensor, fingerprint in zip(
+        entries, _tensors(entries, payload), fingerprints(payload, sizes), strict=True
+    ):
+        if fingerprint != entry.fingerprint:
             raise CorruptBucketError(f"{entry.name}: checksum differs from the sender's")
         yield entry.name, tensor
 

@@ -88,9 +88,9 @@ class Outbox:
 
     def lines(self, workers: Iterable[str]) -> dict[str, WorkerPosition]:
         """By worker: its line, if it has written one."""
-        found = {worker: text for worker in workers if (text := self._store.get(_line(self._update, worker)))}
-        self._workers |= found.keys()
-        return {worker: WorkerPosition.parse(text) for worker, text in found.items()}
+        written = {worker: text for worker in workers if (text := self._store.get(_line(self._update, worker)))}
+        self._workers |= written.keys()
+        return {worker: WorkerPosition.parse(text) for worker, text in written.items()}
 
     def clear(self) -> None:
         """Delete all messages and lines. Called when the update is over, since the store outlives it."""

@@ -95,12 +95,12 @@ class Receivers:
 
         It is sent in slices where these together are little more than the whole: a byte leaves its owner once, or nearly so. They are more where a
         slice is needed together with parts of others, or where the tensor is small, since each is padded."""
-        found: dict[Slice | None, set[int]] = {}
+        kinds_of: dict[Slice | None, set[int]] = {}
         for kind, needs in enumerate(self.needs):
             if (part := needs.get(tensor)) != NOTHING:
-                found.setdefault(part if part and part.fits(shape) else None, set()).add(kind)
-        pays = None not in found and _bytes(found, shape, width) <= (1 + MOST_MORE) * _bytes([None], shape, width)
-        sent = found if pays else {None: set[int]().union(*found.values())}
+                kinds_of.setdefault(part if part and part.fits(shape) else None, set()).add(kind)
+        pays = None not in kinds_of and _bytes(kinds_of, shape, width) <= (1 + MOST_MORE) * _bytes([None], shape, width)
+        sent = kinds_of if pays else {None: set[int]().union(*kinds_of.values())}
         return [(frozenset(kinds), part) for part, kinds in sent.items() if kinds]
 
     def kind(self, worker: ServerWorker) -> int:
@@ -111,8 +111,8 @@ class Receivers:
 
     def received(self, parts: Iterable[SentPart]) -> list[list[SentPart]]:
         """[kind] -> what its workers receive of all parts."""
-        found = list(parts)
-        return [[part for part in found if kind in part.kinds] for kind in range(len(self.needs))]
+        sent = list(parts)
+        return [[part for part in sent if kind in part.kinds] for kind in range(len(self.needs))]
 
     def sentence(self, parts: Sequence[SentPart], whole: int) -> str:
         """One line for the log; empty: every worker receives everything. `whole`: bytes of the policy."""

@@ -45,9 +45,9 @@ def covering(shape: Sequence[int], regions: Sequence[Sequence[tuple[int, int]]])
     """The smallest slice that contains all regions; None: only the whole tensor does. `regions`: [first, end) along each dimension."""
     if not regions or not math.prod(shape):
         return NOTHING
-    found = [Slice(dim, _united(region[dim] for region in regions)) for dim in range(len(shape))]
-    least = min(found, key=lambda part: part.length / shape[part.dim], default=NOTHING)
-    return least if found and least.length < shape[least.dim] else None
+    along = [Slice(dim, _united(region[dim] for region in regions)) for dim in range(len(shape))]
+    least = min(along, key=lambda part: part.length / shape[part.dim], default=NOTHING)
+    return least if along and least.length < shape[least.dim] else None
 
 
 @dataclass(frozen=True)
@@ -80,19 +80,19 @@ class Needs:
 
     @cached_property
     def _by_text(self) -> dict[str, list[tuple[Slice, Box]]]:
-        found: dict[str, list[tuple[Slice, Box]]] = {}
+        slices: dict[str, list[tuple[Slice, Box]]] = {}
         for part, names in self.named:
             for text, box in names.boxes:
-                found.setdefault(text, []).append((part, box))
-        return found
+                slices.setdefault(text, []).append((part, box))
+        return slices
 
 
 def _united(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Those that touch or overlap are one."""
-    found: list[tuple[int, int]] = []
+    united: list[tuple[int, int]] = []
     for first, end in sorted(ranges):
-        if found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if united and first <= united[-1][1]:
+            united[-1] = united[-1][0], max(end, united[-1][1])
         else:
-            found.append((first, end))
-    return tuple(found)
+            united.append((first, end))
+    return tuple(united)

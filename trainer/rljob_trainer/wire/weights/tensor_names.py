@@ -23,8 +23,8 @@ class TensorNames:
     def of(names: Iterable[str]) -> "TensorNames":
         numbers: dict[tuple[str, int], set[tuple[int, ...]]] = {}
         for name in names:
-            text, found = apart(name)
-            numbers.setdefault((text, len(found)), set()).add(found)
+            text, numbers_of_name = apart(name)
+            numbers.setdefault((text, len(numbers_of_name)), set()).add(numbers_of_name)
         return TensorNames(
             tuple((text, box) for (text, _), points in sorted(numbers.items()) for box in _boxes(points))
         )
@@ -45,10 +45,10 @@ class TensorNames:
 
     @cached_property
     def _by_text(self) -> dict[str, list[Box]]:
-        found: dict[str, list[Box]] = {}
+        boxes: dict[str, list[Box]] = {}
         for text, box in self.boxes:
-            found.setdefault(text, []).append(box)
-        return found
+            boxes.setdefault(text, []).append(box)
+        return boxes
 
 
 @lru_cache(maxsize=1024)  # a name is looked up in one set after another
@@ -77,9 +77,9 @@ def _boxes(points: Iterable[tuple[int, ...]]) -> list[Box]:
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
     """[first, last] of each."""
-    found = sorted(numbers)
-    breaks = [i + 1 for i, (a, b) in enumerate(pairwise(found)) if b != a + 1]
-    return [[found[a], found[b - 1]] for a, b in pairwise([0, *breaks, len(found)])]
+    ordered = sorted(numbers)
+    breaks = [i + 1 for i, (a, b) in enumerate(pairwise(ordered)) if b != a + 1]
+    return [[ordered[a], ordered[b - 1]] for a, b in pairwise([0, *breaks, len(ordered)])]
 
 
 def _numbers(ranges: Iterable[Sequence[int]]) -> frozenset[int]:
