@@ -92,16 +92,18 @@ class _BucketBuilder:
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._used = 0
-        self._payload = torch.zeros(capacity, dtype=torch.uint8, device=device)
+        self._payload = torch.empty(capacity, dtype=torch.uint8, device=device)  # the last bucket may be nearly empty
         self._parts: list[tuple[str, Tensor]] = []
 
     def has_room(self, size: int) -> bool:
         return self._used + padded(size) <= self._payload.numel()
 
     def add(self, name: str, tensor: Tensor) -> None:
-        room = self._payload[self._used : self._used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        end = self._used + tensor.nbytes
+        room = self._payload[self._used : end].view(tensor.dtype).view(tensor.shape)
         self._parts.append((name, room.copy_(tensor)))
         self._used += padded(tensor.nbytes)
+        self._payload[end : self._used].zero_()
 
     def bucket(self) -> Bucket:
         payload = self._payload[: self._used]
