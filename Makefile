@@ -137,38 +137,15 @@ docs: setup ## Build the documentation in dist/site, and fail at links and ancho
 ##@ Generated files
 .PHONY: generate
 generate: setup ## Write the CRD, known keys, reference pages and pictures again
-	$(PY) -m rljob_api.schema.crd crds/rljob.yaml
-	cp crds/rljob.yaml charts/rljob/files/rljob.yaml
-	$(PY) -m rljob_api.schema.files editor docs/reference/rljob.schema.json
-	$(PY) -m rljob_api.schema.files rights charts/rljob/files/backends.yaml
-	$(PY) -m rljob_api.schema.files advice charts/rljob/files/advice.yaml
-	$(PY) charts/values_reference.py charts/rljob/values.schema.json docs/reference/values.md charts/rljob/README.md
-	$(PY) -m rljob_api.schema.files chart charts/rljob-job/values.schema.json
+	$(PY) -m docs.generated
 	$(PY) gitops/argocd/config_map.py gitops/argocd/argocd-cm.yaml
 	$(PY) -W ignore -m rljob_trainer.commands.known_keys
-	$(PY) -m rljob_api.schema.docs docs/reference
-	$(PY) -m kubectl_rljob.reference docs/reference/cli.md
-	$(PY) -m rljob_operator.reference docs/reference/operator-metrics.md
-	$(PY) -m rljob_trainer.reference docs/reference/trainer.md
-	$(PY) -m rljob_import.reference docs/reference/import.md
-	$(PY) -m docs.pictures docs/images
 
 .PHONY: generate-check
 generate-check: setup ## Fail when a generated file has drifted
-	@tmp=$$(mktemp -d) && trap 'rm -rf $$tmp' EXIT && \
-	$(PY) -m rljob_api.schema.crd $$tmp/crd && diff -u crds/rljob.yaml $$tmp/crd && diff -u crds/rljob.yaml charts/rljob/files/rljob.yaml && \
-	$(PY) -m rljob_api.schema.files rights $$tmp/backends && diff -u charts/rljob/files/backends.yaml $$tmp/backends && \
-	$(PY) -m rljob_api.schema.files advice $$tmp/advice && diff -u charts/rljob/files/advice.yaml $$tmp/advice && \
-	mkdir $$tmp/reference && $(PY) -m rljob_api.schema.files editor $$tmp/reference/rljob.schema.json && $(PY) -m rljob_api.schema.docs $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
-	$(PY) -m rljob_operator.reference $$tmp/reference/operator-metrics.md && \
-	$(PY) -m rljob_trainer.reference $$tmp/reference/trainer.md && $(PY) -m rljob_import.reference $$tmp/reference/import.md && \
-	$(PY) charts/values_reference.py $$tmp/schema $$tmp/reference/values.md $$tmp/README.md && diff -u charts/rljob/values.schema.json $$tmp/schema && \
-	diff -u charts/rljob/README.md $$tmp/README.md && \
-	$(PY) -m rljob_api.schema.files chart $$tmp/job && diff -u charts/rljob-job/values.schema.json $$tmp/job && \
-	diff -ru docs/reference $$tmp/reference && \
-	$(PY) -m docs.pictures $$tmp/images && diff -ru docs/images $$tmp/images && \
-	$(PY) gitops/argocd/config_map.py $$tmp/argocd && diff -u gitops/argocd/argocd-cm.yaml $$tmp/argocd && \
-	$(PY) -W ignore -m rljob_trainer.commands.known_keys --check
+	@$(PY) -m docs.generated --check
+	@$(PY) gitops/argocd/config_map.py /dev/stdout | diff -u gitops/argocd/argocd-cm.yaml -
+	@$(PY) -W ignore -m rljob_trainer.commands.known_keys --check
 
 .PHONY: lock
 lock: ## Resolve the requirements again, with hashes

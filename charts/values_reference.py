@@ -1,7 +1,5 @@
 """values.schema.json, its reference page and the chart's README, from the comments of values.yaml and README.md.in.
 
-python charts/values_reference.py SCHEMA PAGE README     # write all three
-
 A key is described by the line `# -- ...` before it; `# @schema {...}` (YAML) adds to or replaces what the default value says of its type, and
 `# @model NAME` says that the key is one of MODELS, whose fields are described there. Objects refuse unknown keys, unless they are empty by default
 or say otherwise. They also refuse null for a key with a default, which Helm takes for a key that is not there, so it is required: templates have no
@@ -10,7 +8,6 @@ defaults of their own. `# @nullable` says that null will do, for the key and for
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,12 +138,13 @@ def readme(text: str) -> str:
     )
 
 
-def main(schema_file: Path, page: Path, readme_file: Path) -> None:
-    text = VALUES.read_text()
-    schema_file.write_text(json.dumps(whole(text), indent=2) + "\n")
-    page.write_text(HEAD + "".join(rows(text)))
-    readme_file.write_text(readme(text))
+def schema_file() -> str:
+    return json.dumps(whole(VALUES.read_text()), indent=2) + "\n"
 
 
-if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+def page() -> str:
+    return HEAD + "".join(rows(VALUES.read_text()))
+
+
+def readme_file() -> str:
+    return readme(VALUES.read_text())

@@ -1,12 +1,7 @@
-"""The generated pages of docs/reference: api.md from the CRD's schema, metrics.md from the table of metrics, models.md from that of families.
-
-python -m rljob_api.schema.docs DIRECTORY
-"""
+"""The generated pages of docs/reference: api.md from the CRD's schema, metrics.md from the table of metrics, models.md from that of families."""
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rljob_api import names
@@ -165,13 +160,3 @@ def _adapters(f: Family) -> str:
         return "yes"
     proven = f"{', '.join(f'`{matrix}`' for matrix in f.adapters)} only" if f.adapters else "no"
     return f"{proven}: {f.unadapted}"
-
-
-def main(directory: Path) -> None:
-    (directory / "models.md").write_text(models_page())
-    (directory / "api.md").write_text(api_page())
-    (directory / "metrics.md").write_text(metrics_page())
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,8 +1,6 @@
-"""Write every picture, for light and for dark pages: `python -m docs.pictures DIRECTORY`."""
+"""Every picture, for light and for dark pages."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from docs.pictures import architecture, asynchrony, learning, memory, performance, states, timeline
 from docs.pictures.svg import THEMES, Canvas
@@ -19,12 +17,8 @@ PICTURES: dict[str, Callable[[dict[str, str]], Canvas]] = {
 }
 
 
-def main(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, draw in PICTURES.items():
-        for mode, theme in THEMES.items():
-            (directory / f"{name}-{mode}.svg").write_text(draw(theme).svg())
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def pictures() -> dict[str, str]:
+    """SVG by name of the file."""
+    return {
+        f"{name}-{mode}.svg": draw(theme).svg() for name, draw in PICTURES.items() for mode, theme in THEMES.items()
+    }
