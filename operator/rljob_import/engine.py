@@ -75,7 +75,25 @@ def _imported(settings: Settings, answers: Iterable[Answer]) -> Imported:
     imported = Imported(notes=[*settings.notes], problems=[*settings.problems])
     for said in _of_sections_read((said for answer in answers for said in answer.said), unread(settings)):
         _take(imported, said)
+    _say_what_is_never_due(imported)
     return imported
+
+
+def _say_what_is_never_due(imported: Imported) -> None:
+    """An interval longer than the run is written as what it does, so that it is no mistake to who reads the job."""
+    steps = imported.spec.get("train", {}).get("steps")
+    if not isinstance(steps, int) or steps < 1:
+        return
+    for path, instead, what in (
+        ("evaluation.everySteps", steps, "before the first and after the last"),
+        ("checkpoint.everySteps", 0, "only at the end"),
+        ("checkpoint.exportEverySteps", 0, "only at the end"),
+    ):
+        said = imported.fields.get(path)
+        if said and isinstance(said.value, int) and said.value > steps:
+            source = f"{said.source}: {said.value} is above the {steps} steps, so {what}"
+            imported.fields[path] = replace(said, value=instead, source=source)
+            _put(imported.spec, path.split("."), instead)
 
 
 def _unsaid(given: Given, difference: str) -> str:

@@ -1,5 +1,6 @@
 """Unusual values: every one is named with what it does and what is usual, and no job that is in order has any."""
 
+import re
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,17 @@ RELATED: list[tuple[dict[str, Any], str, str]] = [
         "algorithm.clip.high",
         "is below spec.algorithm.clip.low = 0.3",
     ),
+    (
+        {"evaluation": {"everySteps": 11}},
+        "evaluation.everySteps",
+        "only the first policy and the last one are evaluated",
+    ),
+    (
+        {"checkpoint": {"everySteps": 11}},
+        "checkpoint.everySteps",
+        "is above the 10 steps of the run: the only checkpoint",
+    ),
+    ({"checkpoint": {"exportEverySteps": 11}}, "checkpoint.exportEverySteps", "nothing is exported on the way"),
 ]
 
 
@@ -107,6 +119,22 @@ def test_values_that_go_together_are_not_said() -> None:
     assert not [*advice(make_spec(train={"optimizer": {"warmupSteps": 10}}))]
     epochs = {"steps": None, "epochs": 1, "optimizer": {"warmupSteps": 1000}}
     assert not [*advice(make_spec(train=epochs))], "the trainer counts the steps"
+
+
+def test_an_interval_that_says_what_a_longer_one_would_do_is_not_said() -> None:
+    meant = {"evaluation": {"everySteps": 10}, "checkpoint": {"everySteps": 0}}
+    assert not [*advice(make_spec(**meant))]
+    assert not [*advice(make_spec())], "the default of checkpoints is longer than the run"
+    assert not [*advice(make_spec(train={"steps": None, "epochs": 1}, evaluation={"everySteps": 10**6}))]
+    assert not [*advice(make_spec(evaluation={"everySteps": 11, "only": True}))], "it is not read"
+
+
+@pytest.mark.parametrize(("changes", "field", "said"), RELATED[2:])
+def test_the_value_that_is_meant_is_the_fix(changes: dict[str, Any], field: str, said: str) -> None:
+    (found,) = advice(make_spec(**changes))
+    value = int(re.findall(r"or set (\d+) if", found.fix)[0])
+    section, name = field.split(".")
+    assert not [*advice(make_spec(**{section: {name: value}}))]
 
 
 def test_a_bound_of_cispo_is_of_a_weight_and_not_of_a_distance() -> None:

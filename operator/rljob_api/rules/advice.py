@@ -14,6 +14,7 @@ from rljob_api.rules.engine import Violation
 from rljob_api.rules.fields import leaves
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.run import CheckpointSpec
 from rljob_api.type_errors import as_written, path_of
 
 MEBI = 2**20
@@ -139,7 +140,24 @@ def _clip(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation("spec.algorithm.clip.high", f"{clip.high:g}", rule, fix)
 
 
-RELATIONS = (_warmup, _clip)
+def _intervals(spec: RLJobSpec) -> Iterator[Violation]:
+    """Each has a value that says the same on purpose."""
+    steps, evaluation = spec.train.steps, spec.evaluation
+    if spec.task == "service" or steps is None or evaluation.only:
+        return
+    for field, every, what, meant in (
+        ("evaluation.everySteps", evaluation.every_steps, "only the first policy and the last one are evaluated", steps),
+        ("checkpoint.everySteps", spec.checkpoint.every_steps, "the only checkpoint is the last one, without which a failure costs the whole run", 0),
+        ("checkpoint.exportEverySteps", spec.checkpoint.export_every_steps, "nothing is exported on the way", 0),
+    ):  # fmt: skip
+        if every > steps and every != DEFAULTS.get(field):
+            rule = f"is above the {steps} steps of the run: {what}"
+            yield Violation(f"spec.{field}", str(every), rule, f"lower it, or set {meant} if that is meant")
+
+
+DEFAULTS = {"checkpoint.everySteps": CheckpointSpec.model_fields["every_steps"].default}
+"""Of what is advised; a default is nobody's mistake."""
+RELATIONS = (_warmup, _clip, _intervals)
 """Of fields that are in order each for itself."""
 
 
