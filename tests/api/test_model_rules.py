@@ -1,9 +1,14 @@
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from api.sized import gpu_spec
 from api.specs import make_spec
 from rljob_api.families import FAMILIES
+from rljob_api.rules.engine import Violation
 from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 
@@ -422,3 +427,30 @@ def test_experts_come_from_the_prefix_cache_which_must_be_on() -> None:
     uncached = make_spec(algorithm=algorithm, rollout={"vllmArgs": {"enable-prefix-caching": False}})
     (found,) = (v for v in model_violations(uncached, EXPERTS) if v.field.endswith("routerReplay"))
     assert found.rule.endswith("vllmArgs.enable-prefix-caching is false")
+
+
+@given(
+    heads=st.integers(1, 96),
+    groups=st.integers(1, 16),
+    width=st.integers(1, 512),
+    size=st.sampled_from((1, 2, 3, 4, 6, 8)),
+)
+def test_what_does_not_divide_is_one_message_whose_sizes_divide(heads: int, groups: int, width: int, size: int) -> None:
+    """For each of the fields, of the trainer and of servers, and with the same words."""
+    config = DENSE | {"num_attention_heads": heads, "num_key_value_heads": groups, "intermediate_size": width}
+
+    def judged(size: int) -> dict[str, list[Violation]]:
+        found: dict[str, list[Violation]] = {"spec.trainer.parallelism.tensor": [], T: []}
+        spec = gpu_spec(parallelism={"tensor": size}, rollout={"tensorParallel": size, "sampling": {"maxTokens": 8}})
+        for violation in model_violations(spec, config):
+            if violation.field in found:
+                found[violation.field].append(violation)
+        return found
+
+    trainer, servers = judged(size).values()
+    assert [(v.value, v.rule, v.fix) for v in trainer] == [(v.value, v.rule, v.fix) for v in servers]
+    whole = heads % size == 0 and width % size == 0 and (groups % size == 0 or size % groups == 0)
+    assert len(trainer) == (not whole)
+    for violation in trainer:
+        fits = [int(number) for number in re.findall(r"\d+", violation.fix)]
+        assert 1 in fits and not any(judged(number)[T] for number in fits)

@@ -103,9 +103,9 @@ def test_the_model_is_checked_against_the_layout() -> None:
     spec = raw_spec(trainer={"nodes": 8, "parallelism": {"tensor": 4, "pipeline": 2}})
     found = validate(spec, "demo", config).violations
     assert [(v.field, v.rule) for v in found] == [
-        ("spec.trainer.parallelism.tensor", "num_attention_heads = 6 of the model is not divisible by it"),
         (
             "spec.trainer.parallelism.tensor",
+            "num_attention_heads = 6 of the model is not divisible by it, and "
             "num_key_value_heads = 3 of the model must be a multiple or a divisor of it",
         ),
         ("spec.trainer.parallelism.pipeline", "num_hidden_layers = 5 of the model is not divisible by it"),

@@ -66,7 +66,7 @@ trainer   2      8               16
 rollout   4      2               8
 total     6      -               24
 
-6 rules are broken:
+5 rules are broken:
 
 spec.trainer.parallelism = tensor 6 x pipeline 1 x context 1
     nodes x processesPerNode = 16 is not divisible by tensor x pipeline x context = 6
@@ -85,12 +85,8 @@ spec.trainer.parallelism.tensor = 6
     fix: raise spec.trainer.processesPerNode to a multiple of it, or lower tensor and raise pipeline
 
 spec.trainer.parallelism.tensor = 6
-    num_attention_heads = 16 of the model is not divisible by it
-    fix: choose a divisor of 16
-
-spec.trainer.parallelism.tensor = 6
-    num_key_value_heads = 4 of the model must be a multiple or a divisor of it
-    fix: choose a divisor or a multiple of 4
+    num_attention_heads = 16 of the model is not divisible by it, and num_key_value_heads = 4 of the model must be a multiple or a divisor of it
+    fix: choose 1, 2, 4, 8 or 16
 """
 
 UNREADABLE = """\

@@ -23,7 +23,7 @@ from rljob_api.rules.served_model import server_violations
 from rljob_api.rules.sparse_attention import indexer_violations, schedule_violations
 from rljob_api.rules.speculation import speculation_violations
 from rljob_api.rules.vision import vision_violations
-from rljob_api.rules.widths import feed_forward, heads_of, indivisible, unshared
+from rljob_api.rules.widths import feed_forward, heads_of, undivided
 from rljob_api.sizing.shape import experts_of
 from rljob_api.sizing.split import Unsplit, split
 from rljob_api.spec import RLJobSpec
@@ -36,6 +36,8 @@ UNFIT = {
     "layernorm": "the norms of a model without experts are parts of its matrices",
 }
 """Modules that only models with, or without, experts have."""
+DELTA_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
+"""Keys of the heads of gated delta nets."""
 REPLAYED_EXPERTS = 2**15
 """Largest number of experts for router replay: the index of an expert is stored in two bytes at most, with a sign."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -140,24 +142,21 @@ def _width_violations(ranks: JudgedRanks, config: dict[str, Any]) -> Iterator[Vi
     """Heads and matrices over tensor-parallel ranks. Vocabularies are padded, so they always divide."""
     layout = ranks.layout
     heads, groups = heads_of(config)
-    if heads and heads % layout.tensor:
-        yield indivisible(ranks.at(f"{SIZES}.tensor"), layout.tensor, "num_attention_heads", heads)
-    if groups and groups % layout.tensor and layout.tensor % groups:
-        yield unshared(ranks.at(f"{SIZES}.tensor"), layout.tensor, groups)
-    for key in ("linear_num_key_heads", "linear_num_value_heads") if has_delta_nets(config) else ():
-        yield from _uncut(ranks, key, config.get(key) or 0)
-    for key, width, is_expert in feed_forward(config):
-        name, size = ("expertTensor", layout.expert_tensor) if is_expert else ("tensor", layout.tensor)
-        if width % size:
-            yield indivisible(ranks.at(f"{SIZES}.{name}"), size, key, width)
+    delta = {key: config.get(key) or 0 for key in DELTA_HEADS} if has_delta_nets(config) else {}
+    widths, experts = (
+        {key: width for key, width, own in feed_forward(config) if own is kind} for kind in (False, True)
+    )
+    dense = {"num_attention_heads": heads or 0} | delta | widths
+    yield from undivided(ranks.at(f"{SIZES}.tensor"), layout.tensor, dense, groups)
+    yield from undivided(ranks.at(f"{SIZES}.expertTensor"), layout.expert_tensor, experts)
+    for key, count in delta.items():
+        yield from _uncut(ranks, key, count)
 
 
 def _uncut(ranks: JudgedRanks, key: str, heads: int) -> Iterator[Violation]:
-    """Heads of delta nets, which tensor-parallel ranks divide, and then context-parallel ones."""
+    """Heads of delta nets, which tensor-parallel ranks have divided, over context-parallel ones."""
     tensor, context = ranks.layout.tensor, ranks.layout.context
-    if heads % tensor:
-        yield indivisible(ranks.at(f"{SIZES}.tensor"), tensor, key, heads)
-    elif heads // tensor % context:
+    if heads % tensor == 0 and heads // tensor % context:
         rule = f"{key} = {heads} of the model, {heads // tensor} on each of {tensor} tensor-parallel ranks, is not divisible by it"
         yield Violation(ranks.at(f"{SIZES}.context"), str(context), rule, f"choose a divisor of {heads // tensor}")
 
@@ -192,7 +191,7 @@ def _expert_violations(ranks: JudgedRanks, config: dict[str, Any]) -> Iterator[V
     """Experts over expert-parallel ranks; nothing about experts in a model without."""
     layout, p, experts = ranks.layout, ranks.settings.parallelism, experts_of(config)
     if experts and experts % layout.expert:
-        yield indivisible(ranks.at(f"{SIZES}.expert"), layout.expert, "the number of experts", experts)
+        yield from undivided(ranks.at(f"{SIZES}.expert"), layout.expert, {"the number of experts": experts})
     if experts and layout.expert_tensor > 1 and _are_whole(config):
         rule = f"the experts of {config['model_type']} are not cut"
         yield Violation(ranks.at(f"{SIZES}.expertTensor"), str(layout.expert_tensor), rule, "set 1")

@@ -5,7 +5,7 @@ from typing import Any
 
 from rljob_api.families import FAMILIES, family_of, has_latent_attention, rope_of
 from rljob_api.rules.engine import Violation
-from rljob_api.rules.widths import feed_forward, heads_of, indivisible, unshared
+from rljob_api.rules.widths import feed_forward, heads_of, undivided
 from rljob_api.sizing.replica import longest_context
 from rljob_api.sizing.shape import experts_of
 from rljob_api.spec import RLJobSpec
@@ -38,13 +38,10 @@ def server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
     if spec.trainer.device == "cpu" and has_latent_attention(config):
         yield from _latent_violations(spec, config)
     heads, groups = heads_of(config)
-    if heads and heads % rollout.tensor_parallel:
-        yield indivisible(field, rollout.tensor_parallel, "num_attention_heads", heads)
-    elif groups and groups % rollout.tensor_parallel and rollout.tensor_parallel % groups:
-        yield unshared(field, rollout.tensor_parallel, groups)
-    for key, width, is_expert in feed_forward(config):
-        if not (is_expert and rollout.expert_parallel) and width % rollout.tensor_parallel:
-            yield indivisible(field, rollout.tensor_parallel, key, width)
+    widths = {
+        key: width for key, width, is_expert in feed_forward(config) if not (is_expert and rollout.expert_parallel)
+    }
+    yield from undivided(field, rollout.tensor_parallel, {"num_attention_heads": heads or 0} | widths, groups)
     layers = config.get("num_hidden_layers")
     if layers and rollout.pipeline_parallel > layers:
         rule = f"some stages would have none of the model's num_hidden_layers = {layers}"
