@@ -45,6 +45,15 @@ def job(path: Path) -> dict:
     return yaml.safe_load(path.read_text())
 
 
+def job_named(path: Path, name: str) -> dict:
+    (spec,) = [
+        d["spec"]
+        for d in yaml.safe_load_all(path.read_text())
+        if d["kind"] == "RLJob" and d["metadata"]["name"] == name
+    ]
+    return spec
+
+
 def config(path: Path) -> dict:
     return json.loads((path.parent / "config.json").read_text())
 
@@ -97,9 +106,28 @@ def test_plan_says_that_a_recipe_fits_on_its_gpus_and_where_it_does_not(
     assert main([*given, "--gpu", "h100"]) == 0
     page = capsys.readouterr().out
     assert "\nFits, by the estimate\n" in page
-    assert "drainTimeoutSeconds" not in page, "a suspension would lose the step"
+    assert "Loses the step" not in page and "Unusual" not in page, "a recipe follows the advice of its own plan"
     assert main([*given, "--gpu", "12Gi"]) == 1
     assert "Every rule holds, and the job does not fit:" in capsys.readouterr().out
+
+
+JOBS = sorted(path for path in EXAMPLES.glob("*/*.yaml") if "\nkind: RLJob\n" in path.read_text())
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_no_example_goes_against_the_advice_of_its_own_plan(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of those whose model is not named, as far as the spec alone shows it. A step has its model's time, and a quarter more."""
+    given = ["plan", "-f", str(path), "--offline", "-o", "json"]
+    known = (path.parent / "config.json").exists()
+    assert (
+        main([*given, *(("--model", str(path.parent), "--gpu", "h100", "--network", "8x400g") if known else ())]) == 0
+    )
+    for found in json.loads(capsys.readouterr().out):
+        assert "advice" not in found
+        spec, step = RLJobSpec.model_validate(job_named(path, found["name"])), found["leaving"]["step"]
+        assert known is (step is not None) or spec.trainer.device == "cpu"
+        graces = [spec.template(role).termination_grace_period_seconds for role in spec.gang_sizes]
+        assert all(limit >= 1.25 * (step or 0) for limit in (spec.lifecycle.drain_timeout_seconds, *graces))
 
 
 @pytest.mark.parametrize("recipe", PUBLISHED)
