@@ -33,9 +33,12 @@ from rljob_api.sizing.network import Cards, Flow
 from rljob_api.sizing.replica import Arrival, RolloutHost, arrival, rollout_host
 from rljob_api.sizing.server_arguments import not_counted
 from rljob_api.sizing.shape import Shape
+from rljob_api.sizing.speed import Machine, Speed, speed
 from rljob_api.sizing.stage import VolumeSpace, operations, shares, volume_space
 from rljob_api.spec import RLJobSpec
 
+NETWORK = "8x400g"
+"""Cards of a node that seconds are modelled with, unless others are named."""
 NO_OTHERS: Mapping[str, Shape] = {}
 
 
@@ -205,6 +208,14 @@ class Plan:
             "batch": network.hand_over(self.spec, shape),
         }
         return {name: flow for name, flow in flows.items() if flow.sent}
+
+    def speed(self) -> Speed | None:
+        """Of a step, as `plan --suggest` models it, where the model and the GPU's rates are known. Without named cards, with those of NETWORK."""
+        counted = self._counted()
+        if counted is None or counted[0].task == "service" or self.device is None or self.device.rates is None:
+            return None
+        machine = Machine(self.device.rates, self.device.bytes, self.cards or network.cards(NETWORK))
+        return speed(*counted, machine)
 
     def outside(self) -> dict[str, str]:
         """Fields whose paths are on none of the job's volumes, and have to be in the image."""

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from kubectl_rljob.leaving import Leaving, too_short
-from kubectl_rljob.planning import Plan, Stages, roles
+from kubectl_rljob.planning import NETWORK, Plan, Stages, roles
 from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers import estimates, placement
 from kubectl_rljob.printers.text import plural, table
@@ -84,6 +84,8 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
             blocks += [estimates.volume(space)]
         if traffic := plan.traffic():
             blocks += [estimates.between_nodes(traffic, plan.cards)]
+        if taken := plan.speed():
+            blocks += [estimates.step(taken, plan.cards.text if plan.cards else NETWORK)]
         if unpublished := images(plan.spec):
             blocks += [unpublished]
         if not plan.violations:

@@ -12,7 +12,7 @@ from kubectl_rljob.errors import UserError
 from kubectl_rljob.inputs import adapter_config, model_config
 from kubectl_rljob.leaving import Leaving, expected
 from kubectl_rljob.options import Session, output, verb
-from kubectl_rljob.planning import Plan
+from kubectl_rljob.planning import NETWORK, Plan
 from kubectl_rljob.preview import Read, Site, preview
 from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
@@ -30,9 +30,6 @@ from rljob_api.sizing.speed import Machine
 from rljob_api.status_parts import PlacementStatus
 from rljob_placement.cluster import OCCUPYING, essential
 from rljob_placement.devices import API, KINDS, NOT_SERVED, Devices
-
-NETWORK = "8x400g"
-"""Cards of a node that suggestions are counted with, unless others are named."""
 
 
 @verb()
