@@ -16,8 +16,8 @@ from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.rollout_server import Completion, encode, unpack_tokens
 from rljob_trainer.wire.weights.protocol import STEP_HEADER
 from trainer.agents.in_pods import bench_of_agents, in_pods
+from trainer.agents.losses import session_of
 from trainer.agents.talker import Talker, first_step, with_agent
-from trainer.agents.test_history import session_of
 from trainer.driver.bench import Bench, Characters
 from trainer.workers.pods import Pod
 

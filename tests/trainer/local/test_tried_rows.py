@@ -1,0 +1,102 @@
+"""`try`: what it shows of rows without a policy, and that every broken one is named with its file and place."""
+
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.local.rehearsal import command
+from trainer.local.rehearsal import SUM, Trial, custom
+
+
+def test_sft_shows_in_colour_what_is_learnt(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "xyz"}]
+    trial = Trial(tmp_path, [{"messages": messages}], task="sft", data={"maxTokens": 64})
+    plain = trial.run()
+    assert plain.code == 0, plain.err
+    assert "«xyz<|im_end|>»" in plain.out and "of them learnt" in plain.out
+    assert "\x1b[32mxyz<|im_end|>\x1b[0m" in trial.run(colour=True).out
+
+
+def test_pairs_show_both_answers_and_broken_rows_are_named(tmp_path: Path) -> None:
+    row = {"prompt": "hi", "chosen": "xyz", "rejected": "zyx"}
+    rejected = Trial(tmp_path, [row], task="dpo", data={"maxTokens": 64}).run()
+    assert "chosen: " in rejected.out and "rejected: " in rejected.out and "«zyx<|im_end|>»" in rejected.out
+    broken = Trial(tmp_path, [row, {"prompt": "hi", "chosen": 7}], task="dpo", data={"maxTokens": 64}).run()
+    assert broken.code == 1 and "train.jsonl row 2" in broken.err
+
+
+HELLO = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}
+NO_TURNS, LONG = (
+    {"messages": "oops"},
+    {"messages": [HELLO["messages"][0], {"role": "assistant", "content": "yo " * 99}]},
+)
+
+
+def test_every_supervised_row_is_read_up_to_the_limit_and_with_all_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "MOST", 150)
+    rows = [HELLO] * 400
+    rows[123], rows[200], rows[121], rows[141] = NO_TURNS, {"messages": [{"role": 7}]}, LONG, LONG
+    trial = Trial(tmp_path, rows, task="sft", data={"maxTokens": 64})
+    first = trial.run()
+    assert first.code == 1 and "train.jsonl: first 150 of 400 rows" in first.out
+    assert "  rows 122, 142 are left out: it is longer than spec.data.maxTokens\n" in first.out
+    assert "train.jsonl row 124: " in first.err and "row 201" not in first.err and "1 mistake, " in first.err
+    every = trial.run(everything=True)
+    assert every.code == 1 and "train.jsonl: 400 rows" in every.out
+    assert "train.jsonl row 124: " in every.err and "train.jsonl row 201: " in every.err and "2 mistakes, " in every.err
+
+
+def test_of_many_rows_that_cannot_be_used_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    found = Trial(tmp_path, [HELLO, *[NO_TURNS] * 25, HELLO], task="sft", data={"maxTokens": 64}).run()
+    assert found.code == 1 and "train.jsonl row 11: " in found.err and "row 12" not in found.err
+    assert "; 15 more rows of the file cannot be used\n" in found.err
+
+
+def test_data_from_which_nothing_is_learnt_are_refused_as_by_a_job(tmp_path: Path) -> None:
+    found = Trial(tmp_path, [LONG] * 3, task="sft", data={"maxTokens": 64}).run()
+    assert found.code == 1 and "nothing can be learnt from any of the 3 rows" in found.err
+    assert "  rows 1, 2, 3 are left out: " in found.out
+
+
+def test_documents_are_read_to_the_end_and_what_is_no_text_is_named(tmp_path: Path) -> None:
+    rows = [{"text": "abc"}, *[{"text": "def"}] * 8, {"text": 7}, {"text": ""}, {"text": "ghi"}]
+    trial = Trial(tmp_path, rows, task="pretrain", data={"maxTokens": 64})
+    (tmp_path / "train.jsonl").open("a").write("[1]\n")
+    found = trial.run()
+    assert found.code == 1 and "2 mistakes, " in found.err
+    assert "train.jsonl row 10: column 'text' holds 7, which is not a text" in found.err
+    assert "train.jsonl row 13: cannot be read: " in found.err
+    assert "  row 11 is left out: there is no text\n" in found.out and "abc" in found.out
+
+
+def test_what_a_rehearsal_does_not_read_need_not_be_here_and_what_it_reads_is_said(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, model={"megatronCheckpoint": "/data/elsewhere"})
+    assert trial.run().code == 0
+    (tmp_path / "train.jsonl").unlink()
+    missing = trial.run()
+    assert missing.code == 1 and "spec.data.train[0] = /data/train.jsonl" in missing.err
+
+
+def test_rows_of_a_users_own_function_are_shown_as_the_policy_gets_them(tmp_path: Path) -> None:
+    code = "def rows(row):\n    return row | {'prompt': 'Sum: ' + row['prompt']} if row['answer'] == '7' else None\n"
+    found = custom(Trial(tmp_path), code).run()
+    assert (found.code, found.err) == (0, "")
+    assert ": 1 rows; prompts of 9 tokens" in found.out and "    Sum: 4+3=\n" in found.out
+
+
+@pytest.mark.parametrize("task", ["", "sft"])
+def test_a_row_for_which_the_users_function_raises_is_named_with_its_file(tmp_path: Path, task: str) -> None:
+    rows, changes = [SUM, SUM | {"prompt": 7}], {"task": task} if task else {}
+    code = "def rows(row): return {'prompt': row['prompt'].upper(), 'response': 'a'}\n"
+    found = custom(Trial(tmp_path, rows, **changes), code).run()
+    assert found.code == 1
+    assert f"spec.data.train[0] = {tmp_path}/train.jsonl row 2: rows() in custom.py: AttributeError: 'int'" in found.err
+
+
+def test_only_the_rows_that_are_tried_are_made(tmp_path: Path) -> None:
+    rows = [SUM | {"answer": str(i)} for i in range(command.MOST + 5)]
+    code = "def rows(row):\n    assert row['answer'] != '2003'\n    return row\n"
+    trial = custom(Trial(tmp_path, rows), code)
+    assert trial.run().code == 0 and "row 2004: rows() in custom.py: AssertionError" in trial.run(everything=True).err
