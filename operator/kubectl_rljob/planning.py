@@ -254,7 +254,7 @@ class Plan:
 
     def advice(self) -> list[Violation]:
         """Values that are allowed and unusual."""
-        return [*advice(self.spec), *lost_checkpoints(self.spec)] if self.spec else []
+        return advised(self.spec) if self.spec else []
 
     def not_counted(self) -> dict[str, str]:
         """Arguments of servers whose memory is not in the estimates, and what of it."""
@@ -283,6 +283,11 @@ class Plan:
     def _shape(self) -> Shape | None:
         """Of the model, if it is known and every rule holds."""
         return Shape.of(self.model) if self.model and not self.violations else None
+
+
+def advised(spec: RLJobSpec) -> list[Violation]:
+    """Values of a spec that are allowed and unusual."""
+    return [*advice(spec), *lost_checkpoints(spec)]
 
 
 def roles(spec: RLJobSpec) -> list[Role]:

@@ -1,8 +1,10 @@
 """Lines of a status page: which there are, and what they say."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.cells import cell_len
 
 from cli.conftest import Rljob
@@ -232,3 +234,29 @@ def test_a_service_shows_its_gateway_what_clients_have_and_what_waits() -> None:
         (gateway,) = [line for line in lines if line.startswith("gateway")]
         assert gateway.split() == ["gateway", "1/1", "-", "serving", "http://demo-gateway.research:8470"]
         assert "SERVICE     2 clients, 3 models, 4 requests wait; tokens: 5000 trained, 600 sampled" in lines
+
+
+def test_unusual_values_of_a_running_job_are_said_with_the_command_that_shows_all(
+    api: FakeApi, rljob: Rljob, tmp_path: Path
+) -> None:
+    """Who applies by GitOps never sees the plan. The command takes what the API server has."""
+    spec = make_spec(algorithm={"clip": {"high": 1.28}}, evaluation={"everySteps": 900})
+    job = make_job(spec=spec, **running())
+    api.add(job)
+    page = rljob("status", "demo").out
+    assert "\nUNUSUAL     spec.algorithm.clip.high = 1.28: is above 0.99: it is a distance of the ratio from 1" in page
+    assert "\n            and 1 more: kubectl get rljob demo -n research -o yaml | kubectl rljob plan -f -\n" in page
+    narrow = status.page(Job(job), [], NOW, 100).splitlines()
+    assert any(line.startswith("UNUSUAL ") for line in narrow) and all(cell_len(line) <= 100 for line in narrow)
+    live = tmp_path / "live.yaml"
+    live.write_text(yaml.safe_dump(job))
+    planned = rljob("plan", "-f", str(live), "--offline").out
+    assert "spec.algorithm.clip.high = 1.28" in planned and "spec.evaluation.everySteps = 900" in planned
+
+
+@pytest.mark.parametrize("state", ["Succeeded", "Failed"])
+def test_nothing_is_advised_of_a_job_that_has_ended_or_is_in_order(state: str, api: FakeApi, rljob: Rljob) -> None:
+    unusual = make_spec(algorithm={"clip": {"high": 1.28}})
+    api.add(make_job(spec=unusual, **running() | {"state": state}))
+    api.add(make_job("other", **running()))
+    assert "UNUSUAL" not in rljob("status", "demo").out + rljob("status", "other").out

@@ -42,7 +42,7 @@ def page(job: Job, events: Sequence[dict[str, Any]], now: datetime, width: int =
     most = min(height, LINES)
     sections = [
         summary(job, now, width),
-        [*roles(job, now, width), *nodes(job, width), *grace(job, width)],
+        [*roles(job, now, width), *nodes(job, width), *grace(job, width), *unusual(job, width)],
         metrics(job, now, width),
         checkpoints(job, width),
         failure(job, now, width),
@@ -243,6 +243,16 @@ def grace(job: Job, width: int) -> list[str]:
         return []
     text = f"{violation.field} = {violation.value} {violation.rule}; {violation.fix}"
     return [cut(f"{'GRACE':<{KEY}}{text}", width)]
+
+
+def unusual(job: Job, width: int) -> list[str]:
+    """The first of the spec's unusual values, for who applied it by GitOps and never saw the plan, and how to see the others."""
+    found = planning.advised(job.spec) if job.spec and job.status.state not in ENDED else []
+    if not found:
+        return []
+    more = f"and {len(found) - 1} more: " if found[1:] else ""
+    whole = f"{more}kubectl get rljob {job.name} -n {job.namespace} -o yaml | kubectl rljob plan -f -"
+    return [cut(f"{'UNUSUAL':<{KEY}}{one_line(str(found[0]))}", width), cut(f"{'':<{KEY}}{whole}", width)]
 
 
 def _node(entry: NodeStatus) -> str:
