@@ -105,6 +105,24 @@ async def test_a_session_hears_that_the_output_layer_is_not_trained_and_what_the
         assert later.sample_cancel_enabled
 
 
+@pytest.mark.parametrize(
+    ("lora", "reason"),
+    [
+        ({}, "lora_config is missing: clients train adapters"),
+        ({"lora_config": {"rank": 0}}, "lora_config.rank must be from 1 to 32 (spec.service.maxRank)"),
+        ({"lora_config": {"rank": 33}}, "lora_config.rank must be from 1 to 32 (spec.service.maxRank)"),
+    ],
+)
+async def test_a_model_without_adapters_or_of_a_rank_without_room_is_refused_and_the_next_one_is_made(
+    tmp_path: Path, lora: dict[str, Any], reason: str
+) -> None:
+    async with opened(tmp_path) as desk:
+        asked = {"session_id": desk.session, "model_seq_id": 1, "base_model": "base"}
+        refused = await desk.post("create_model", **asked, **lora)
+        assert refused.status == 400 and reason in await refused.text()
+        assert (await desk.post("create_model", **asked, lora_config={"rank": 32})).status == 200
+
+
 def snapshot(model: str, seq: int) -> SaveForSampler:
     return SaveForSampler(model=model, seq=seq, path="")
 

@@ -38,8 +38,9 @@ LOST = (
 FLAGS = {"proto_compress_fwdbwd": True, "sample_use_retrieve_futures": True}
 """What clients do beyond their defaults: compress their passes, to a fourth or fifth, and ask for what is complete of all of a sampler's samples at
 once, in place of holding a connection for each."""
-NOTICE = "adapters of the output layer are not served: train_unembed is taken as false"
+NOTICE = "adapters of the output layer are not served, since servers could not score prompts with them: train_unembed is taken as false"
 """What the SDK logs when a session begins, since it asks for these unless a script says otherwise."""
+ADAPTERS_ALONE = "lora_config is missing: clients train adapters. A job of task sft or rl trains all parameters"
 LATER_FLAGS = {"sample_cancel_enabled": True}
 """Those that clients ask for again and again: say so when nobody waits for a sample any more."""
 
@@ -160,7 +161,9 @@ class Routes:
         model, lora = f"{asked.session_id}:train:{asked.model_seq_id}", asked.lora_config
         if asked.base_model != self._base:
             return bodies.refused(400, f"this service trains {self._base}, not {asked.base_model}")
-        if lora is None or not 0 < lora.rank <= self._spec.max_rank:
+        if lora is None:
+            return bodies.refused(400, ADAPTERS_ALONE)
+        if not 0 < lora.rank <= self._spec.max_rank:
             return bodies.refused(
                 400, f"lora_config.rank must be from 1 to {self._spec.max_rank} (spec.service.maxRank)"
             )
