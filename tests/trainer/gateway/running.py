@@ -30,10 +30,10 @@ class RunningService:
     model: str
 
     def kill(self, what: str) -> None:
-        """SIGKILL the process in whose command line this stands."""
+        """SIGKILL the oldest process in whose command line this stands."""
         found = [p for p in psutil.Process(self.process.pid).children(recursive=True) if what in " ".join(_command(p))]
         assert found, what
-        min(found, key=lambda p: p.create_time()).kill() if what == "gateway" else found[-1].kill()
+        min(found, key=lambda p: p.create_time()).kill()
 
 
 @contextlib.contextmanager

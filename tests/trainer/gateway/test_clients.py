@@ -131,13 +131,13 @@ def test_what_is_refused_fails_alone_and_the_loop_goes_on(run: RunningService, s
         model_of(service, run, rank=9)
 
 
-def test_a_run_whose_gateway_and_ranks_are_killed_ends_with_the_same_bits(
+def test_a_run_whose_gateway_driver_and_ranks_are_killed_ends_with_the_same_bits(
     run: RunningService, service: tinker.ServiceClient
 ) -> None:
     undisturbed = learnt(model_of(service, run), run, {})
-    disturbed = learnt(model_of(service, run), run, {1: "gateway", 3: "rljob_trainer.rank.main"})
-    assert disturbed == undisturbed
-    assert "attempt 2" in run.output.read_text()
+    kills = {1: "gateway", 2: "-m rljob_trainer.driver.", 3: "-m rljob_trainer.rank.main"}
+    assert learnt(model_of(service, run), run, kills) == undisturbed
+    assert "attempt 3" in run.output.read_text(), "the driver's end and a rank's are attempts' ends"
 
 
 @pytest.mark.parametrize("version", [PINNED, *(pytest.param(older, marks=pytest.mark.extra) for older in OLDER)])

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from aiohttp import web
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.gateway import samples
+from rljob_trainer.gateway.clients import BusyError
 from rljob_trainer.gateway.samples import Samples, SamplingServers
 from rljob_trainer.gateway.service import UnknownError
 from rljob_trainer.machine import free_port
@@ -155,3 +157,30 @@ async def test_answers_that_were_fetched_make_room_for_newer_ones_of_their_clien
     with pytest.raises(UnknownError):
         await samples.result("ann", names[0], 0.0)
     assert await samples.result("ann", names[3], 0.0) is answer
+
+
+async def test_ten_thousand_samples_wait_at_a_time_and_each_gets_its_own_answer() -> None:
+    may_answer = asyncio.Event()
+
+    async def sample(request: SampleRequest) -> SampleAnswer:
+        await may_answer.wait()
+        return SampleAnswer((ServedSample(np.array(request.tokens, "<i4"), np.zeros(1, "<f4"), "stop"),))
+
+    waiting = Samples(sample)
+    names = [f"s:sample:0:{i}" for i in range(10_000)]
+    for number, name in enumerate(names):
+        waiting.ask("ann", name, replace(REQUEST, tokens=[number]))
+    await asyncio.sleep(0)
+    with pytest.raises(BusyError, match="10000 requests for samples are waiting"):
+        waiting.ask("ann", "s:sample:0:10000", REQUEST)
+    may_answer.set()
+    found = [await waiting.result("ann", name, 60.0) for name in names]
+    assert [int(answer.samples[0].tokens[0]) for answer in found if isinstance(answer, SampleAnswer)] == [
+        *range(10_000)
+    ]
+    assert waiting.waiting == 0
+    for name in names:
+        waiting.fetched("ann", name)
+    assert waiting.held == {"ann": 0}
+    waiting.ask("ann", "s:sample:0:10000", REQUEST)
+    assert isinstance(await waiting.result("ann", "s:sample:0:10000", 60.0), SampleAnswer)
