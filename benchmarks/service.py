@@ -1,15 +1,20 @@
-"""What a loop of one's own costs: the same work by the built-in loop and by a script of the official SDK, on this machine, one after the other.
+"""What a loop of one's own costs: the same work by the built-in loop and by a script of the official SDK, on this machine.
 
-    python -m benchmarks.service [SEEDS] [--steps 20] [--prompts 16] [--samples 16]
+    python -m benchmarks.service [SEEDS] [--rounds 2] [--sync merged] [--steps 20] [--prompts 16] [--samples 16]
 
-Both learn the arithmetic example by GRPO with adapters of rank 16, one trainer, one server, and no overlap of sampling and training. Prints for each
-seed the median seconds of a step after the first three, tokens per second, their ratio, and the mean reward of the first and last five steps. The
-seconds of the script are those of its calls: snapshot and sampler, samples, pass, optimizer step.
+Both learn the arithmetic example by GRPO with adapters of rank 16, one trainer, one server, and no overlap of sampling and training. They take turns:
+one after the other in the first round, in the other order in the next one, and so on, each time from the beginning, so that what else the machine
+does falls on both. The server of the built-in loop gets whole models, and with `--sync adapters` adapters alone, as a service's server does.
+
+Prints for each run the median seconds of a step after the first three, tokens per second, the mean reward of the first and last five steps, and the
+machine's load; and for each seed the ratio of the tokens per second, of all rounds and of each. The seconds of the script are those of its calls:
+snapshot and sampler, samples, pass, optimizer step.
 """
 
 import argparse
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +22,7 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -37,6 +42,8 @@ SECONDS = 900
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.service")
     parser.add_argument("seeds", type=int, nargs="?", default=1)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--sync", choices=("merged", "adapters"), default="merged")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--samples", type=int, default=16)
@@ -45,10 +52,25 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             data = Path(scratch) / "data"
             call(str(EXAMPLES / "arithmetic" / "prepare.py"), str(data), "--seed", str(seed))
-            own, script = built_in(data, options, seed), by_script(data, options, seed)
-        report("built-in", seed, own)
-        report("script", seed, script)
-        print(f"seed {seed}: script / built-in {rate(script) / rate(own):.2f} of the tokens per second", flush=True)
+            compare(data, options, seed)
+
+
+def compare(data: Path, options: argparse.Namespace, seed: int) -> None:
+    """Have both do the work in each round, and print what each took."""
+    loops = {"built-in": built_in, "script": by_script}
+    rates: dict[str, list[float]] = {who: [] for who in loops}
+    for turn in range(options.rounds):
+        order = list(loops) if turn % 2 == 0 else list(reversed(loops))
+        for who in order:
+            for kept in ("run", "service"):
+                shutil.rmtree(data / kept, ignore_errors=True)
+            measured = loops[who](data, options, seed)
+            rates[who].append(rate(measured))
+            report(who, seed, measured)
+    ratios = [script / own for own, script in zip(rates["built-in"], rates["script"], strict=True)]
+    each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    overall = mean(rates["script"]) / mean(rates["built-in"])
+    print(f"seed {seed}: script / built-in {overall:.2f} of the tokens per second ({each})", flush=True)
 
 
 def report(who: str, seed: int, found: dict[str, list[float]]) -> None:
@@ -56,10 +78,8 @@ def report(who: str, seed: int, found: dict[str, list[float]]) -> None:
     rewards = found["reward"]
     parts = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items())
     first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
-    print(
-        f"seed {seed} {who:9s} {rate(found):7.0f} tokens/s; seconds: {parts}; reward {first:.3f} -> {last:.3f}",
-        flush=True,
-    )
+    learnt = f"reward {first:.3f} -> {last:.3f}; load {os.getloadavg()[0]:.1f}"
+    print(f"seed {seed} {who:9s} {rate(found):7.0f} tokens/s; seconds: {parts}; {learnt}", flush=True)
 
 
 def rate(found: dict[str, list[float]]) -> float:
@@ -70,7 +90,7 @@ def rate(found: dict[str, list[float]]) -> float:
 def built_in(data: Path, options: argparse.Namespace, seed: int) -> dict[str, list[float]]:
     manifest = example(
         "built-in",
-        model={"lora": {"rank": RANK, "alpha": 32}},
+        model={"lora": {"rank": RANK, "alpha": 32, "sync": options.sync}},
         data={"seed": seed, "validation": None},
         algorithm={"kl": None},
         evaluation=None,
