@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from api.specs import raw_spec
@@ -20,6 +21,12 @@ SECOND = {"generating": 0.5, "scoring": 0.125, "training": 0.25, "syncing": 0.12
 """What a trainer does in a turn, in which it does a step."""
 GRACE = 3
 """Turns from the deletion of a pod to its end."""
+
+
+@lru_cache(64)
+def read_control(text: str) -> Control:
+    """Every pod reads it in every turn, and it seldom changes."""
+    return Control.model_validate_json(text)
 
 
 @dataclass
@@ -96,7 +103,7 @@ class World(Site):
     @property
     def control(self) -> Control | None:
         stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, "demo-control"))
-        return Control.model_validate_json(stored["data"][names.CONTROL_KEY]) if stored else None
+        return read_control(stored["data"][names.CONTROL_KEY]) if stored else None
 
     def events(self) -> list[str]:
         return [o["reason"] for (kind, _, _), o in self.cluster.objects.items() if kind == "Event"]
