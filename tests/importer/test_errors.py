@@ -285,7 +285,7 @@ UNREADABLE = {
     "a: !!int x": "invalid literal for int()",
     f"a: {'7' * 5000}": "4300 digits",
     "a: &x [*x]": "an alias leads into itself",
-    f"a: {'[' * 3000}{']' * 3000}": "is nested too deeply",
+    f"a: {'[' * 1000}{']' * 1000}": "is nested too deeply",
     "a: [": "is not YAML",
 }
 

@@ -49,7 +49,7 @@ async def test_a_compressed_body_that_is_too_large_fails_its_future_and_the_mode
 ) -> None:
     monkeypatch.setattr(routes, "LARGEST_BODY", 10_000)
     async with opened(tmp_path) as desk:
-        sent = compress(body_of(desk, 1, tokens=100 * MIB))
+        sent = compress(body_of(desk, 1, tokens=MIB))
         assert (await desk.bytes("forward_backward", sent, encoding)).status == 200
         assert desk.service.books[desk.model].line.entries[1].kind == "WorkFailure"
 
