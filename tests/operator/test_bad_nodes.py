@@ -260,6 +260,7 @@ async def leave_two_nodes(world: World) -> tuple[object, ...]:
     return s.outcome, s.attempt and s.attempt.number, s.restarts.total, len(s.nodes), s.progress.step
 
 
+@pytest.mark.slow
 async def test_an_operator_killed_after_any_third_write_leaves_the_same_nodes() -> None:
     ended = await kill_after_writes(3, leave_two_nodes, steps=30)
     assert ended == ("Succeeded", 4, 3, 2, 30)

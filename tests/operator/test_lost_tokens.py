@@ -1,5 +1,7 @@
 """The token of the rollout servers and the pods' ServiceAccount, deleted by somebody: made again, and no gang stays with two values."""
 
+import pytest
+
 from rljob_api import names, reasons
 from rljob_api.protocol import RolloutState
 from simulator.life import kill_after_writes
@@ -95,6 +97,7 @@ async def test_pods_whose_service_account_was_made_again_are_replaced() -> None:
     assert world.status.attempt and world.status.attempt.number == 2
 
 
+@pytest.mark.slow
 async def test_an_operator_killed_after_any_write_replaces_token_and_account_all_the_same() -> None:
     async def story(world: World) -> tuple[object, ...]:
         world.apply()

@@ -329,6 +329,7 @@ async def test_pods_of_other_schedulers_are_respected() -> None:
     assert names.GATE not in str(crowd.cluster.objects[("Pod", NAMESPACE, "demo-trainer-0")]["spec"]["schedulingGates"])
 
 
+@pytest.mark.slow
 async def test_an_operator_killed_after_every_other_write_of_a_placed_job_changes_nothing() -> None:
     """Every pod goes through its gate, each time."""
 

@@ -155,7 +155,10 @@ async def test_a_process_whose_calls_hang_again_and_again_is_replaced(
     ("kind", "environment", "arguments", "reason"),
     [
         ("skyrlGym", "sudoku-9", {}, "No registered env with id: sudoku-9"),
-        ("reasoningGym", "sums", {}, "environment sums: ValueError: Dataset 'sums' not registered"),
+        pytest.param(
+            *("reasoningGym", "sums", {}, "environment sums: ValueError: Dataset 'sums' not registered"),
+            marks=pytest.mark.slow,
+        ),
         ("reasoningGym", "chain_sum", {"most": 3}, "unexpected keyword argument 'most'"),
         (
             "verifiers",
@@ -199,6 +202,7 @@ async def test_reasoning_gym_writes_the_questions_and_judges_the_answers(bench: 
         assert (sample.reward == 1.0) == (answers[prompt] == "9")
 
 
+@pytest.mark.slow
 def test_generated_rows_are_written_once_and_held_to_their_settings(tmp_path: Path) -> None:
     def spec(**changes: Any) -> DataSpec:
         made = generated(tmp_path, **changes)
@@ -218,6 +222,7 @@ def test_generated_rows_are_written_once_and_held_to_their_settings(tmp_path: Pa
     assert file.read_text() == first, "equal seeds give equal rows"
 
 
+@pytest.mark.slow
 def test_files_of_one_seed_and_other_offsets_are_parts_of_one_order(tmp_path: Path) -> None:
     def rows(name: str, **changes: Any) -> list[str]:
         made = generated(tmp_path, path=f"{tmp_path}/{name}.jsonl", **changes)

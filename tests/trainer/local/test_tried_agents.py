@@ -60,6 +60,7 @@ def test_a_mistake_in_an_agent_is_one_message_with_file_line_and_fix(tmp_path: P
     assert found.code == 1 and len(mistakes) == 1 and message in mistakes[0]
 
 
+@pytest.mark.slow
 def test_tools_are_called_once_each_and_their_results_are_shown(tmp_path: Path) -> None:
     agent = {"tools": {"path": "/data/tools.py", "functions": ["add"]}, "maxTurns": 3, "maxTokens": 400}
     data = {"chatTemplate": {"texts": True}, "maxPromptTokens": 500}
