@@ -6,10 +6,15 @@ PYTHON312 ?= $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/pyth
 VENV := .venv
 PY := $(VENV)/bin/python
 LOCK := $(VENV)/bin/uv pip compile -q --python-version 3.12 --generate-hashes --custom-compile-command 'make lock'
-# Three targets at once, for two cores: one of them waits, for a server or a clock. What each says comes in one piece, when it has ended
-AT_ONCE := $(MAKE) --no-print-directory -j3 --output-sync=target
-# Fast tests: those with torch take about as long as all others
-FAST_HALF := $(filter-out %/__pycache__/ %/agents/,$(wildcard tests/trainer/*/ tests/trainer/test_*.py))
+# make for targets of a target that has set up the environment
+AGAIN := $(MAKE) --no-print-directory -o setup
+# Four targets at once, for two cores: some of them wait, for a server or a clock. What each says comes in one piece, when it has ended
+AT_ONCE := $(AGAIN) -j4 --output-sync=target
+# Fast tests in parts that take about as long: the operator, what a rank computes and sends, other processes of pods, and what is left
+FAST_OPERATOR := $(patsubst %,tests/%/,api operator placement repository)
+FAST_RANKS := $(patsubst %,tests/trainer/%/,algorithm checkpoint data megatron rank server wire) $(wildcard tests/trainer/test_*.py)
+FAST_PODS := $(filter-out $(FAST_RANKS) %/__pycache__/ %/agents/,$(wildcard tests/trainer/*/))
+FAST := fast-pods fast-rest fast-operator fast-ranks
 # Slow tests: Megatron's ranks; an operator with an API server, after the cluster's programs are compiled; and what is left, most of it with vLLM.
 # Files without a slow test are not imported
 SLOW_REST = $(filter-out tests/trainer/megatron/% tests/apiserver/%,$(sort $(shell grep -rlE 'mark\.(slow|extra)' tests --include='test_*.py')))
@@ -53,7 +58,7 @@ $(VENV)/.installed: tests/requirements.txt pyproject.toml
 
 .PHONY: check
 check: setup ## Format, lint, layers, types, generated files, fast tests (about 12 minutes on two cores)
-	$(AT_ONCE) lint fast-half fast-rest
+	$(AT_ONCE) lint $(FAST)
 
 .PHONY: lint
 lint: setup
@@ -61,19 +66,27 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
-	$(MAKE) --no-print-directory generate-check docs
+	+$(AGAIN) generate-check docs
 
 .PHONY: fast
 fast: setup
-	$(AT_ONCE) fast-half fast-rest
+	$(AT_ONCE) $(FAST)
 
-.PHONY: fast-half
-fast-half: setup
-	$(PYTEST_TWICE) -m "not slow" $(FAST_HALF)
+.PHONY: fast-pods
+fast-pods: setup
+	$(PYTEST_TWICE) -m "not slow" $(FAST_PODS)
+
+.PHONY: fast-operator
+fast-operator: setup
+	$(PYTEST_TWICE) -m "not slow" $(FAST_OPERATOR)
+
+.PHONY: fast-ranks
+fast-ranks: setup
+	$(PYTEST_TWICE) -m "not slow" $(FAST_RANKS)
 
 .PHONY: fast-rest
 fast-rest: setup
-	$(PYTEST_TWICE) -m "not slow" tests $(FAST_HALF:%=--ignore=%)
+	$(PYTEST_TWICE) -m "not slow" tests $(patsubst %,--ignore=%,$(FAST_PODS) $(FAST_OPERATOR) $(FAST_RANKS))
 
 .PHONY: test
 test: check ## Everything: check, the trainer on real megatron-core and vLLM, end to end on the cluster
@@ -115,7 +128,7 @@ kueue: setup ## Compile Kueue, and test jobs that it places (not part of test: t
 test-kubernetes: export RLJOB_KUBERNETES = $(VERSION)
 test-kubernetes: setup ## The tests of API server and cluster on another Kubernetes: VERSION=1.34 (or 1.35, 1.36)
 	@test -f e2e/cluster/components/kubernetes/$(VERSION)/go.mod || { echo "VERSION is one of $$(ls e2e/cluster/components/kubernetes | xargs)"; exit 1; }
-	$(MAKE) --no-print-directory cluster
+	+$(AGAIN) cluster
 	$(PYTEST_TWICE) -m "slow and not extra" tests/apiserver --durations=10
 	$(E2E_TWICE) -m "not extra"
 
