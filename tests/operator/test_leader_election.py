@@ -59,6 +59,21 @@ async def test_the_lease_of_a_dead_operator_runs_out(monkeypatch: pytest.MonkeyP
     await asyncio.wait_for(LeaderElector(cluster, "rljob-system", "next", lambda: None).acquire(), SECONDS)
 
 
+async def test_what_others_write_around_the_lease_of_a_dead_operator_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
+    monkeypatch.setattr(lease, "LEASE_DURATION", 0.1)
+    cluster = FakeCluster()
+    await LeaderElector(cluster, "rljob-system", "dead", lambda: None).acquire()
+
+    def annotate() -> None:
+        """As often as the next one looks."""
+        cluster.edit("Lease", "rljob-system", lease.NAME)["metadata"]["annotations"] = {"seen": str(cluster.version)}
+
+    await asyncio.wait_for(LeaderElector(cluster, "rljob-system", "next", annotate).acquire(), SECONDS)
+
+
 async def test_an_operator_that_cannot_renew_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
     monkeypatch.setattr(lease, "RENEW_DEADLINE", 0.05)

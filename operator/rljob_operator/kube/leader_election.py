@@ -6,6 +6,7 @@ earlier, even if it still waits for an answer.
 """
 
 import asyncio
+import json
 import logging
 import math
 import time
@@ -49,7 +50,7 @@ class LeaderElector:
         """When the last successful request for a lease that is not lost was sent, on our clock. Others may count from when the server handled it,
         before its answer."""
         self._observed: tuple[str, float] = ("", 0.0)
-        """Version of another holder's lease, and when we first saw that version."""
+        """Spec of another holder's lease, as JSON, and when we first saw it. What others write around the spec renews nothing."""
 
     def is_leader(self) -> bool:
         """Whether nobody else can hold the lease yet. When the event loop was busy, that ends some time before `lead` can cancel the work, so
@@ -150,10 +151,10 @@ class LeaderElector:
         holder = lease.get("spec", {}).get("holderIdentity", "")
         if holder in ("", self._identity):
             return True
-        version = lease["metadata"]["resourceVersion"]
-        if self._observed[0] != version:
+        record = json.dumps(lease["spec"], sort_keys=True)
+        if self._observed[0] != record:
             log.info("lease %s/%s is held by %s", self._namespace, NAME, holder)
-            self._observed = (version, time.monotonic())
+            self._observed = (record, time.monotonic())
         return time.monotonic() - self._observed[1] > LEASE_DURATION
 
     def _spec(self) -> Object:

@@ -24,6 +24,28 @@ from rljob_operator.policies.lifecycle import active_until
 from rljob_operator.policies.nodes import is_leaving
 from rljob_operator.times import backoff, seconds, stamp
 
+MOST_ATTEMPTS = 10**6
+"""A control message with a higher number was not written by the operator."""
+
+
+def recover_attempt(s: Snapshot, status: JobStatus) -> Change:
+    """The attempt of the control message, if the status has lost it, as with a backup that restores objects without their status. A first attempt
+    would never begin: launchers begin none whose number they have seen, and checkpoints belong to the highest one."""
+    known = s.control
+    if status.attempt or known is None or not 0 < known.attempt < MOST_ATTEMPTS:
+        return Change(status)
+    attempt = Attempt(
+        number=known.attempt,
+        command=known.command,
+        members=known.members,
+        resume_step=known.resume.step,
+        saved_step=known.resume.saved,
+        generation=s.job.generation,
+        started_at=stamp(s.now),
+        commanded_at="" if known.command == "run" else stamp(s.now),
+    )
+    return Change(set_(status, attempt=attempt))
+
 
 def advance_attempt(s: Snapshot, status: JobStatus) -> Change:
     attempt = status.attempt

@@ -7,7 +7,7 @@ from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.accounting import account, account_end
-from rljob_operator.policies.attempt import advance_attempt, count_restart, succeed
+from rljob_operator.policies.attempt import advance_attempt, count_restart, recover_attempt, succeed
 from rljob_operator.policies.autoscaling import scale_workers
 from rljob_operator.policies.change import Change, Event, Policy, Ungate
 from rljob_operator.policies.describe import describe
@@ -37,6 +37,7 @@ from rljob_operator.policies.release import leave_for_priority, release_stranded
 from rljob_operator.policies.servers import run_servers
 
 POLICIES: tuple[Policy, ...] = (
+    recover_attempt,  # if the status has lost it
     consume_request,  # a request of `kubectl rljob`, once
     expire_override,  # a suspend or resume request, when spec.suspend changes
     sleep_when_idle,  # a service that nobody asks for anything, until somebody does

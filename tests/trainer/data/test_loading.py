@@ -207,10 +207,12 @@ def test_as_many_workers_tokenise_as_the_ranks_of_the_pod_leave_cpus(available, 
 
 
 @pytest.mark.slow
-def test_workers_make_the_same_examples_in_the_same_order_and_name_rows_they_refuse(tmp_path):
+@pytest.mark.parametrize("forked", [False, True])
+def test_workers_make_the_same_examples_in_the_same_order_and_name_rows_they_refuse(tmp_path, forked):
     rows = texts(tmp_path)
     spec = make_spec(task="sft", model={"path": str(tmp_path / "model"), "dtype": "float32"}, data={"maxTokens": 64})
-    tok, workers = cast(Any, load_tokenizer(spec)), EncodingWorkers(spec, 2)
+    tok, workers = cast(Any, load_tokenizer(spec)), EncodingWorkers(spec, 2, forked)
+    assert len(workers._pool._processes or ()) == (2 if forked else 0), "forked before there is any thread"
     here, there = load(tmp_path, rows, tok=tok), load(tmp_path, rows, tok=tok, workers=workers)
     try:
         assert drawn(there, 60) == drawn(here, 60)
@@ -239,19 +241,23 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_workers_end_with_a_driver_that_is_killed(tmp_path):
+@pytest.mark.parametrize("forked", [False, True])
+def test_workers_end_with_a_driver_that_is_killed(tmp_path, forked):
     texts(tmp_path)
-    (tmp_path / "driver.py").write_text(DRIVER.format(path=sys.path, model=str(tmp_path / "model")))
+    program = DRIVER.format(path=sys.path, model=str(tmp_path / "model"), forked=forked)
+    (tmp_path / "driver.py").write_text(program)
     driver = subprocess.Popen([sys.executable, str(tmp_path / "driver.py")], stdout=subprocess.PIPE, text=True)
     assert driver.stdout and driver.stdout.readline()
-    pid = int(driver.stdout.readline())
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    assert pids
     driver.kill()
     driver.wait()
     try:
-        wait_for("the end of the worker, whose driver has ended", lambda: not alive(pid))
+        wait_for("the end of the workers, whose driver has ended", lambda: not any(alive(pid) for pid in pids))
     finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

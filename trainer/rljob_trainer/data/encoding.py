@@ -5,6 +5,7 @@ process that started them.
 import asyncio
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections import deque
@@ -211,13 +212,19 @@ def default_count(spec: RLJobSpec, available: int) -> int:
 
 
 class EncodingWorkers:
-    """Up to `count` processes, started when there is work for them. `count` None: default_count of this machine."""
+    """Up to `count` processes. `count` None: default_count of this machine.
 
-    def __init__(self, spec: RLJobSpec, count: int | None = None):
+    `forked`: they are forked at once, from a process that has no threads yet and imports what they need anyway, as the driver has: an attempt begins
+    seconds earlier, which a new process takes to import transformers. Otherwise they are started when there is work for them.
+    """
+
+    def __init__(self, spec: RLJobSpec, count: int | None = None, forked: bool = False):
         self._spec = spec.model_dump_json(by_alias=True)
         self._count = count or default_count(spec, cpus())
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("fork" if forked else "spawn")
         self._pool = ProcessPoolExecutor(self._count, context, initializer=_begin)
+        if forked:
+            self._pool.submit(os.getpid)  # the first call forks all of them
 
     async def encode(self, rows: Sequence[RawRow]) -> list[Example]:
         """In their order, by all processes. Raises what the encoder raises."""
@@ -243,7 +250,9 @@ class EncodingWorkers:
 
 
 def _begin() -> None:
-    """In a worker: no torch, which tokenizers do not need, one thread, and an end when the driver ends."""
+    """In a worker: no torch, which tokenizers do not need, one thread, and an end when the driver ends. SIGTERM ends it without the stack traces that
+    the driver writes, from which it may have been forked."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_follow_parent, daemon=True).start()

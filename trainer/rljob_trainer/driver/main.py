@@ -119,7 +119,7 @@ async def _supervised(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, pods: PodListener
 ) -> AsyncIterator[tuple[Driver, RolloutPool, Gangs]]:
     """A supervised task: examples that worker processes tokenise while the ranks train; no rollouts and no rewards."""
-    spec, workers = control.spec, EncodingWorkers(control.spec)
+    spec, workers = control.spec, EncodingWorkers(control.spec, forked=True)
     gangs = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds)
     try:
         made = row_maker(directory, spec, progress)
