@@ -79,9 +79,15 @@ class LeaveNodes(Model):
         """The conditions. Every node reports its own every few minutes."""
         return frozenset(self.conditions)
 
+    @cached_property
+    def _types(self) -> frozenset[str]:
+        """Of the conditions. Most of a node's are of no such type."""
+        return frozenset(listed.partition("=")[0] for listed in self.conditions)
+
     def quarantine(self, node: Mapping[str, Any]) -> str:
         """Why jobs should leave a node, by its object; empty: they need not. Without times, which change while nothing else does."""
-        return reason(self._signs(node))
+        signs = list(self._signs(node))
+        return reason(signs) if signs else ""
 
     def _signs(self, node: Mapping[str, Any]) -> Iterator[str]:
         spec, status = node.get("spec") or {}, node.get("status") or {}
@@ -92,6 +98,8 @@ class LeaveNodes(Model):
                 yield f"taint {taint['key']}"
         for condition in status.get("conditions") or []:
             kind, value = condition.get("type", ""), condition.get("status", "")
+            if kind not in self._types:
+                continue
             if f"{kind}={value}" in self._listed or (value == "True" and kind in self._listed):
                 yield f"condition {kind}" + ("" if value == "True" else f"={value}")
 
