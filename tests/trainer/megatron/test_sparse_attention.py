@@ -135,6 +135,30 @@ def test_attention_to_all_tokens_would_say_something_else(megatron: None, tmp_pa
     assert max(run_ranks(1, partial(_differences, spec, batch, True))[0]) > 1e-3
 
 
+OURS = ("indexer_types", "layer_types", "mlp_layer_types")
+"""Keys that transformers writes, and published files do not have."""
+PUBLISHED = {"moe_layer_freq": 1, "num_nextn_predict_layers": 1, "ep_size": 1, "pretraining_tp": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["glm_moe_dsa", "deepseek_v32", "deepseek_v32, yarn"])
+def test_directories_with_the_keys_of_published_ones_say_what_transformers_says(
+    megatron: None, tmp_path: Path, kind: str
+) -> None:
+    """Also with rotations written as before transformers 5, as DeepSeek does."""
+    source = make_model(tmp_path / "model", kind, tied=False)
+    batch = make_batch(source)
+    file = source / "config.json"
+    config = {key: value for key, value in json.loads(file.read_text()).items() if key not in OURS} | PUBLISHED
+    if kind != "glm_moe_dsa":
+        rope = config.pop("rope_parameters")
+        config["rope_theta"], named = rope.pop("rope_theta"), rope.pop("rope_type")
+        config["rope_scaling"] = rope | {"type": named} if named != "default" else None
+    file.write_text(json.dumps(config))
+    spec = job(source, tokensPerMicroBatch=4096, batches={"replay": "/r"})
+    assert max(run_ranks(1, partial(_differences, spec, batch, False))[0]) < 1e-5
+
+
 def _differences(spec: RLJobSpec, batch: Batch, without_indexer: bool) -> list[float]:
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.megatron.plain_torch.sparse_attention import SparseAttention
