@@ -10,7 +10,6 @@ import yaml
 from rljob_api import names
 from rljob_api.rules import Violation, validate
 from rljob_api.rules.fields import wrong_values
-from rljob_api.rules.volumes import outside_volumes
 from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import path_of
 from rljob_api.yaml_text import documents
@@ -55,17 +54,9 @@ def imported(system: str, text: str, file: str, options: Options) -> Conversion:
     if wrong:
         return Conversion("", report([*source.notes, *job.notes], ()), tuple(wrong), valid=False)
     manifest = write(job, f"Imported from {file} ({source.system.title}) by `kubectl rljob import {system}`")
-    broken = [*checked.violations, *(_unmounted(checked.spec) if checked.spec else ())]
+    broken = checked.violations
     quiet = _quiet(job.quiet, source.system.title.split(",")[0])
     return Conversion(manifest, report([*source.notes, *job.notes], broken, quiet), valid=not broken)
-
-
-def _unmounted(spec: RLJobSpec) -> Iterator[Violation]:
-    """Weights in Megatron's format on no volume: an image may hold a model, but no such checkpoint."""
-    for field, path in outside_volumes(spec).items():
-        if field.endswith(".megatronCheckpoint"):
-            fix = "put it below a mountPath, or mount the volume that holds it"
-            yield Violation(field, path, "is on none of spec.volumes", fix)
 
 
 def _quiet(number: int, title: str) -> str:

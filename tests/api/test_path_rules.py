@@ -107,3 +107,22 @@ def test_clients_with_limits_of_their_own_have_keys_and_one_entry_each() -> None
     assert wrong("") == wrong("ab", keys="/keys") == []
     assert wrong("a") == ["spec.service.clients"]
     assert wrong("aba", keys="/keys") == ["spec.service.clients[2].name"]
+
+
+@pytest.mark.parametrize(
+    ("section", "field"), [("model", "spec.model"), ("reference", "spec.reference"), ("critic", "spec.critic")]
+)
+def test_a_checkpoint_of_megatron_is_on_a_volume_of_the_job(section: str, field: str) -> None:
+    """An image may hold a model, but no such checkpoint. Without any volume, `lost_checkpoints` says more."""
+    volume = {"name": "data", "mountPath": "/data", "source": {"emptyDir": {}}}
+    paths = {"model": {"path": "/data/m", "dtype": "float32"}} | (
+        {"algorithm": {"advantage": "gae"}} if section == "critic" else {}
+    )
+
+    def broken(path: str, volumes: list[dict[str, Any]]) -> list[str]:
+        given = paths.get(section, {}) | {"megatronCheckpoint": path}
+        spec = raw_spec(**paths | {section: given, "volumes": volumes})
+        return [v.rule for v in validate(spec, "demo").violations if v.field == f"{field}.megatronCheckpoint"]
+
+    assert broken("/elsewhere/checkpoint", [volume]) == ["is on none of spec.volumes"]
+    assert not broken("/data/checkpoint", [volume]) and not broken("/elsewhere/checkpoint", [])

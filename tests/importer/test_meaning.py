@@ -286,6 +286,33 @@ def test_a_streamed_run_of_verls_warms_up_by_the_batches_that_it_fetches() -> No
 
 
 @pytest.mark.parametrize(
+    ("backend", "keys", "steps"),
+    [
+        ("megatron", {"lr_sched": {"lr_warmup_iters": 3}}, 3),
+        ("fsdp", {"optim": {"lr_warmup_steps": 3}}, 12),
+        ("fsdp", {"lr_sched": {"lr_warmup_iters": 3}}, None),
+        ("megatron", {"optim": {"lr_warmup_steps": 3}}, None),
+    ],
+)
+def test_rlinfs_warm_up_is_in_the_steps_of_the_backend_that_reads_it(
+    backend: str, keys: dict[str, Any], steps: int | None
+) -> None:
+    """Four mini-batches a step. A key that the backend does not read is reported."""
+    tree = yaml.safe_load((HERE / "rlinf/grpo.yaml").read_text())
+    tree["actor"]["training_backend"] = backend
+    tree["algorithm"]["n_minibatches"] = 4
+    for section in ("lr_sched", "optim"):
+        old = tree["actor"].get(section) or {}
+        kept = {key: value for key, value in old.items() if not key.startswith("lr_warmup")}
+        tree["actor"][section] = kept | keys.get(section, {})
+    found = imported("rlinf", yaml.safe_dump(tree), "grpo.yaml", Options())
+    assert not found.problems
+    optimizer = yaml.safe_load(found.manifest)["spec"]["train"]["optimizer"]
+    assert optimizer.get("warmupSteps") == steps
+    assert (f"RLinf does not read it with {backend}" in found.report) is (steps is None)
+
+
+@pytest.mark.parametrize(
     ("style", "iterations", "said"), [("linear", 7, True), ("linear", 5, False), ("constant", 7, False)]
 )
 def test_rlinfs_decay_of_another_length_is_reported(style: str, iterations: int, said: bool) -> None:

@@ -63,7 +63,24 @@ def test_ulysses_becomes_context_parallelism_with_its_token_budget(key: str) -> 
 
 def test_what_fsdp_keeps_in_host_memory_stays_there() -> None:
     given = f"{ACTOR}fsdp_config.param_offload=True {ACTOR}fsdp_config.optimizer_offload=True"
-    assert yaml.safe_load(verl(given).manifest)["spec"]["trainer"]["offload"] == {"parameters": True, "optimizer": True}
+    every = {"parameters": True, "gradients": True, "optimizer": True}
+    assert yaml.safe_load(verl(given).manifest)["spec"]["trainer"]["offload"] == every, (
+        "FSDP holds no gradients between steps"
+    )
+    megatron = f"model_engine=megatron {ACTOR}megatron.param_offload=True"
+    assert yaml.safe_load(verl(megatron).manifest)["spec"]["trainer"]["offload"] == {"parameters": True}
+    critic = yaml.safe_load(verl("algorithm.adv_estimator=gae critic.fsdp_config.param_offload=True").manifest)["spec"][
+        "critic"
+    ]
+    assert critic["offload"] == {"parameters": True, "gradients": True}
+
+
+@pytest.mark.parametrize("role", ["actor_rollout_ref.ref", "critic"])
+def test_another_roles_ulysses_is_reported_where_it_is_not_the_policys(role: str) -> None:
+    given = f"algorithm.adv_estimator=gae {role}.ulysses_sequence_parallel_size=2 "
+    assert f"  {role}.ulysses_sequence_parallel_size = 2: the " in verl(given).report.partition("Changed or assumed")[2]
+    same = verl(f"{given}{ACTOR}ulysses_sequence_parallel_size=2").report.partition("Changed or assumed")[2]
+    assert f"{role}.ulysses" not in same
 
 
 SFT = "torchrun -m verl.trainer.sft_trainer data.train_files=/data/a.parquet model.path=/data/m trainer.total_training_steps=5 "

@@ -140,6 +140,14 @@ def parent_violations(spec: RLJobSpec) -> Iterator[Violation]:
             )
 
 
+def unmounted_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """If the job has volumes, weights in Megatron's format are on one of them: an image may hold a model, but no such checkpoint."""
+    for field, path in outside_volumes(spec).items() if spec.volumes else ():
+        if field.endswith(".megatronCheckpoint"):
+            fix = "put it below a mountPath, or mount the volume that holds it"
+            yield Violation(field, path, "is on none of spec.volumes", fix)
+
+
 def outside_volumes(spec: RLJobSpec) -> dict[str, str]:
     """Fields whose paths are on no volume, so that the image has to hold them."""
     return {field: path for field, path in paths(spec) if volume_of(spec, path) is None}
@@ -200,4 +208,5 @@ RULES: tuple[Check, ...] = (
     volume_source_violations,
     path_violations,
     parent_violations,
+    unmounted_violations,
 )

@@ -46,3 +46,19 @@ def shared_sequences(settings: Settings, key: str) -> Iterator[Said]:
 
 def with_ulysses(settings: Settings, layout: RoleLayout, key: str) -> RoleLayout:
     return replace(layout, context=max(layout.context, settings.integer(key)))
+
+
+def freed_gradients(settings: Settings, key: str, section: str) -> Iterator[Said]:
+    """With its parameters, FSDP has no gradients on the GPU between steps; Megatron keeps their buffers unless it is told."""
+    if settings[key]:
+        why = "FSDP holds no gradients between steps"
+        yield settings.field(f"{section}.offload.gradients", True, key, why=why)
+
+
+def other_sequences(settings: Settings, key: str, own: int, who: str) -> Iterator[Said]:
+    """Another role's Ulysses, where it is not `own`, the policy's."""
+    if key in settings and settings.integer(key) != own:
+        text = (
+            f"the {who} runs in the trainer's layout, with {PARALLELISM}.context = {own}: this changes memory and time"
+        )
+        yield settings.changed(key, text)

@@ -77,15 +77,31 @@ def amounts(settings: Settings) -> Iterator[Said]:
     yield from length.said(settings)
     for prefix, target in (("actor.", "train.optimizer"), ("critic.", "critic.optimizer")):
         s = f"{prefix}lr_sched."
-        yield from Warmup(f"{s}lr_warmup_iters", f"{s}lr_warmup_fraction", f"{target}.warmupSteps").said(
-            settings, length.total(settings), updates
-        )
+        yield from warm_up(settings, prefix, target, length.total(settings), updates)
         if settings[f"{s}lr_decay_style"] != "constant":
             yield from falling(settings, prefix, target, updates * (length.total(settings) or 0))
     yield settings.field(
         "rollout.sampling.maxTokens", response(settings), "runner.seq_length", "data.max_prompt_length"
     )
     yield from micro_batches(settings)
+
+
+def warm_up(settings: Settings, prefix: str, target: str, total: int | None, updates: int) -> Iterator[Said]:
+    """With FSDP a schedule has keys of its own, and moves on once in a training step (RLinf, workers/actor/fsdp_actor_worker.py); Megatron's, once in
+    an optimizer step."""
+    s, o, field = f"{prefix}lr_sched.", f"{prefix}optim.", f"{target}.warmupSteps"
+    of_megatron, of_fsdp = (
+        (f"{s}lr_warmup_iters", f"{s}lr_warmup_fraction"),
+        (f"{o}lr_warmup_steps", f"{o}lr_warmup_steps_ratio"),
+    )
+    megatron = settings["actor.training_backend"] == "megatron"
+    keys, unread_keys = (of_megatron, of_fsdp) if megatron else (of_fsdp, of_megatron)
+    yield from Warmup(*keys, field).said(settings, total, updates, 1 if megatron else updates)
+    for key in (key for key in unread_keys if key in settings):
+        if settings.number(key):
+            yield settings.lacking(
+                key, f"RLinf does not read it with {settings['actor.training_backend']}: {keys[0]} is its warm-up"
+            )
 
 
 def falling(settings: Settings, prefix: str, target: str, total: int) -> Iterator[Said]:

@@ -65,6 +65,13 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
         read(f"{s}min_lr", f"{target}.minLearningRate", 0.0),
         read(f"{s}lr_warmup_iters", f"{target}.warmupSteps", 0),
         read(f"{s}lr_warmup_fraction", f"{target}.warmupSteps", 0.0, text="needs --rows while epochs are given"),
+        read(
+            f"{o}lr_warmup_steps",
+            f"{target}.warmupSteps",
+            -1,
+            text="of FSDP, in training steps of several optimizer steps",
+        ),
+        read(f"{o}lr_warmup_steps_ratio", f"{target}.warmupSteps", 0.0, text="of FSDP"),
         lacks(f"{s}lr_warmup_init", "the warm-up begins at 0", 0, 0.0),
         read(f"{s}lr_decay_iters", "", text="the rate falls until the last step"),
         implied(f"{s}max_lr", f"is {o}lr"),

@@ -3,9 +3,16 @@
 from collections.abc import Iterator
 
 from rljob_import.settings import Settings
-from rljob_import.shared.fsdp import checkpointed, other_trainer, shared_sequences, with_ulysses
+from rljob_import.shared.fsdp import (
+    checkpointed,
+    freed_gradients,
+    other_sequences,
+    other_trainer,
+    shared_sequences,
+    with_ulysses,
+)
 from rljob_import.shared.megatron import RoleLayout
-from rljob_import.systems.verl.rows import ACTOR, CONFIG_NAME, MODEL, STRATEGY, ULYSSES
+from rljob_import.systems.verl.rows import ACTOR, CONFIG_NAME, MODEL, REF, STRATEGY, ULYSSES
 from rljob_import.table import Said
 
 M = f"{ACTOR}megatron."
@@ -19,7 +26,7 @@ def on_megatron(settings: Settings) -> bool:
     if named is not None:
         return bool(named == "megatron")
     bases = f"{settings[CONFIG_NAME]} {settings['defaults']} {settings['actor@actor_rollout_ref.actor']}"
-    return "megatron" in bases or any(key.startswith((M, "system.")) for key in settings.given)
+    return "megatron" in bases or any(given.name.startswith((M, "system.")) for given in settings.given.values())
 
 
 def engine(settings: Settings) -> Iterator[Said]:
@@ -28,6 +35,14 @@ def engine(settings: Settings) -> Iterator[Said]:
         key = f"{MODEL}enable_gradient_checkpointing"
         yield from checkpointed(settings, key, bool(settings[key]), f"{OVERRIDE}.")
         yield from shared_sequences(settings, ULYSSES)
+        yield from freed_gradients(settings, f"{M}param_offload", "trainer")
+        yield from freed_gradients(settings, "critic.megatron.param_offload", "critic")
+        own = max(1, settings.integer(ULYSSES))
+        for key, who in (
+            (f"{REF}ulysses_sequence_parallel_size", "reference"),
+            ("critic.ulysses_sequence_parallel_size", "critic"),
+        ):
+            yield from other_sequences(settings, key, own, who)
 
 
 def policy_layout(settings: Settings) -> RoleLayout:

@@ -90,7 +90,7 @@ REFERENCE = (
         also=(f"{REF}fsdp_config.param_offload",),
         text="while there is a reference",
     ),
-    implied(f"{REF}ulysses_sequence_parallel_size", "the reference runs in the trainer's layout"),
+    read(f"{REF}ulysses_sequence_parallel_size", "", text="the reference runs in the trainer's layout"),
     *(
         implied(f"{REF}megatron.{key}")
         for key in ("grad_offload", "optimizer_offload", "dtype", "override_ddp_config.*")
@@ -197,7 +197,7 @@ CRITIC = (
         "critic.offload.optimizer",
         also=tuple(f"critic.{part}.optimizer_offload" for part in FSDP),
     ),
-    implied("critic.ulysses_sequence_parallel_size", "the critic runs in the trainer's layout"),
+    read("critic.ulysses_sequence_parallel_size", "", text="the critic runs in the trainer's layout"),
     implied("critic.megatron.router_replay.mode", "as the policy's"),
     *megatron_rows("critic.megatron."),
     *(

@@ -8,6 +8,7 @@ from rljob_import.shared.adapters import verl_adapters, verl_rows
 from rljob_import.shared.fsdp import (
     checkpointed,
     checkpointing_row,
+    freed_gradients,
     other_trainer,
     shared_sequences,
     ulysses_row,
@@ -174,6 +175,7 @@ def layout(settings: Settings) -> Iterator[Said]:
         yield other_trainer(settings, "engine")
         yield from checkpointed(settings, key, bool(settings[key]), prefix)
         yield from shared_sequences(settings, ULYSSES)
+        yield from freed_gradients(settings, "engine.param_offload", "trainer")
     yield from virtual_pipeline(settings, "engine.")
     yield from recompute(settings, "engine.override_transformer_config.")
     yield from transformer_config(settings, "engine.override_transformer_config")
