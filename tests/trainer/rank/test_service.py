@@ -21,6 +21,7 @@ from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.calls import handlers
 from rljob_trainer.wire.channel import Arrays, listen
 from rljob_trainer.wire.gateway import decode_result, encode
+from rljob_trainer.wire.rollout_server import DIGEST
 from rljob_trainer.wire.service import (
     CreateModel,
     ForwardBackward,
@@ -123,7 +124,8 @@ def test_a_snapshot_is_what_the_peft_library_makes_of_it(base: Path, tmp_path: P
     snapshot = SaveForSampler(model="a", seq=3, path=str(path))
     works = [CREATE, PASS, STEP, snapshot, replace(snapshot, seq=4), PROBE]
     *_, saved, again, probed = results_of(service(base, tensor=2), tmp_path / "attempt", works)
-    assert saved.digest == hashlib.sha256((path / WEIGHTS).read_bytes()).hexdigest()
+    assert isinstance(saved, WorkResult)
+    assert (path / DIGEST).read_text() == hashlib.sha256((path / WEIGHTS).read_bytes()).hexdigest()
     assert again == WorkFailure(message=f"{path} exists already")
     assert [p.name for p in path.parent.iterdir()] == ["one"], "nothing else is left there"
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), path).eval()

@@ -10,8 +10,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from rljob_trainer.server.sample import _of_prompt, _sample, sample
-from rljob_trainer.wire.rollout_server import Adapter, SampleRequest
+from rljob_api.rules.lora import CONFIG, WEIGHTS
+from rljob_trainer.server.sample import _adapter, _of_prompt, _sample, sample
+from rljob_trainer.wire.rollout_server import DIGEST, Adapter, SampleRequest, snapshot_digest
 
 
 @pytest.mark.parametrize("files", [(), ("adapter_config.json",), ("adapter_model.safetensors", ".metadata")])
@@ -26,6 +27,21 @@ def test_a_directory_without_adapters_is_refused_before_the_engine_reads_it(
     app.state.engine_client = None  # nothing of it may be used
     found = TestClient(app).post("/", json=body)
     assert found.status_code == 400 and f"the snapshot {tmp_path} has no adapter_" in found.text
+
+
+@pytest.mark.parametrize("damaged", [b"weight", b"Weights", b""])
+def test_a_snapshot_that_is_not_what_was_saved_is_refused_also_after_it_was_served(
+    tmp_path: Path, damaged: bytes
+) -> None:
+    weights = tmp_path / WEIGHTS
+    weights.write_bytes(b"weights")
+    (tmp_path / CONFIG).touch()
+    (tmp_path / DIGEST).write_text(snapshot_digest(tmp_path))
+    adapter = Adapter("a", str(tmp_path))
+    assert _adapter(adapter).path == str(tmp_path)
+    weights.write_bytes(damaged)
+    with pytest.raises(ValueError, match=f"{tmp_path} is damaged"):
+        _adapter(adapter)
 
 
 def place(*found: tuple[int, float, int]) -> dict[int, Any]:

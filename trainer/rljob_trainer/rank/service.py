@@ -4,7 +4,6 @@ Rank 0 alone is connected to the driver. It broadcasts each body, which all rank
 thousand sequences), and so every rank refuses the same work.
 """
 
-import hashlib
 import logging
 import shutil
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from typing import assert_never
 import numpy as np
 
 from rljob_api.protocol import Control
-from rljob_api.rules.lora import WEIGHTS
 from rljob_trainer.checkpoint.checks import prove_shared
 from rljob_trainer.checkpoint.files import give_name, make_directory, sync
 from rljob_trainer.checkpoint.saving import CheckpointPart
@@ -27,6 +25,7 @@ from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.calls import TaskOutcome
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.gateway import decode_work, encode
+from rljob_trainer.wire.rollout_server import DIGEST, snapshot_digest
 from rljob_trainer.wire.service import (
     CreateModel,
     ForwardBackward,
@@ -117,7 +116,7 @@ class ServiceRanks:
                 return self._load(work)
             case SaveForSampler():
                 self._write(Path(work.path), lambda scratch: self._export(work, scratch))
-                return WorkResult(digest=self._ranks.broadcast(self._digest(Path(work.path))))
+                return WorkResult()
             case _:
                 assert_never(work)
 
@@ -134,6 +133,8 @@ class ServiceRanks:
     def _export(self, work: SaveForSampler, scratch: Path) -> None:
         settings, tensors = self._engine.adapters(work.model)
         write_adapters(tensors, settings, self._base, scratch)
+        if self._client:
+            (scratch / DIGEST).write_text(snapshot_digest(scratch))
 
     def _write(self, target: Path, write: Callable[[Path], None]) -> None:
         """Write a directory under a temporary name, and rename it once it is complete and durable. Raises RefusedWork when there is one."""
@@ -149,10 +150,6 @@ class ServiceRanks:
             sync(scratch, self._engine.heartbeat)
             give_name(scratch, target)
         self._ranks.barrier()
-
-    def _digest(self, directory: Path) -> str:
-        """See Result.digest; empty on all ranks but the first."""
-        return hashlib.sha256((directory / WEIGHTS).read_bytes()).hexdigest() if self._client else ""
 
 
 class _ClientSaving:

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from rljob_trainer.server.generate import CLIENT_LEFT, NEUTRAL, ContextTooLongEr
 from rljob_trainer.server.guard import Guard, error
 from rljob_trainer.wire.rollout_server import (
     CONTEXT_TOO_LONG,
+    DIGEST,
     Adapter,
     LikeliestTokens,
     SampleAnswer,
     SampleRequest,
     ServedSample,
+    snapshot_digest,
 )
 from rljob_trainer.wire.trajectory import Floats
 from rljob_trainer.wire.weights import protocol
@@ -79,7 +82,7 @@ async def sample(request: Request) -> Response:
 
 async def _samples(engine: Any, asked: SampleRequest) -> SampleAnswer:
     """`engine`: vLLM's AsyncLLM."""
-    adapter = _adapter(asked.adapter) if asked.adapter else None
+    adapter = await asyncio.to_thread(_adapter, asked.adapter) if asked.adapter else None
     tokens, longest = list(asked.tokens), engine.model_config.max_model_len
     if len(tokens) + asked.max_tokens > longest:  # the engine would silently truncate the sample
         raise ContextTooLongError(f"{len(tokens)} and {asked.max_tokens} more tokens do not fit into {longest}")
@@ -126,16 +129,24 @@ def _likeliest(places: Sequence[Mapping[int, Any]], count: int) -> LikeliestToke
 
 
 def _adapter(adapter: Adapter) -> Any:
-    """vLLM's LoRARequest. Raises ValueError when there are no adapters in the directory: vLLM would end, which reads them between its steps."""
-    for name in (CONFIG, WEIGHTS):
-        if not (Path(adapter.directory) / name).is_file():
-            raise ValueError(
-                f"the snapshot {adapter.directory} has no {name}: it was deleted, or is no snapshot for samplers"
-            )
+    """vLLM's LoRARequest. Raises ValueError when there are no adapters in the directory: vLLM would end, which reads them between its steps. And when
+    they are not those that were saved."""
+    directory = Path(adapter.directory)
+    for name in (CONFIG, WEIGHTS, DIGEST):
+        if not (directory / name).is_file():
+            raise ValueError(f"the snapshot {directory} has no {name}: it was deleted, or is no snapshot for samplers")
+    if _digest_of(directory, (directory / WEIGHTS).stat().st_mtime_ns) != (directory / DIGEST).read_text():
+        raise ValueError(f"the snapshot {directory} is damaged: {WEIGHTS} is not what was saved. Save it again")
     from vllm.lora.request import LoRARequest  # seconds to import: see generate.sampling_parameters
 
     number = int.from_bytes(hashlib.sha256(adapter.name.encode()).digest()[:6], "big") + 1
     return LoRARequest(adapter.name, number, adapter.directory)
+
+
+@lru_cache(maxsize=1024)
+def _digest_of(directory: Path, _changed: int) -> str:
+    """Computed once for each snapshot, and again when its file has changed."""
+    return snapshot_digest(directory)
 
 
 def _parameters(asked: SampleRequest) -> Any:

@@ -12,13 +12,16 @@ been generated in pieces, by several servers, and only its whole can be read.
 """
 
 import base64
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from rljob_api.families import ParserNames
+from rljob_api.rules.lora import WEIGHTS
 from rljob_trainer.wire.images import Placed
 from rljob_trainer.wire.trajectory import Experts, Floats, Ints
 
@@ -117,9 +120,19 @@ def unpack(text: str, kind: str) -> Any:
     return np.frombuffer(base64.b64decode(text), kind)
 
 
+DIGEST = "adapter_model.sha256"
+"""In a snapshot's directory: `snapshot_digest` as it was written. Servers serve no snapshot that differs from it."""
+
+
+def snapshot_digest(directory: str | Path) -> str:
+    """sha256 of the file of its tensors, in hex."""
+    with (Path(directory) / WEIGHTS).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A snapshot on the volume: a directory of the peft library. Servers read it when they need it."""
+    """A snapshot on the volume: a directory of the peft library, and DIGEST. Servers read it when they need it."""
 
     name: str
     """No two snapshots have the same; what is cached of a prompt belongs to a name."""

@@ -121,7 +121,8 @@ class LoadState(_Work):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveForSampler(_Work):
-    """Write the adapters into the new directory `path`, in the format of the peft library, durable once it is there. See Result.digest."""
+    """Write the adapters into the new directory `path`, in the format of the peft library, with rollout_server.DIGEST, durable once
+    it is there."""
 
     path: str
 
@@ -138,8 +139,6 @@ class WorkResult:
     """By name and reduction. ForwardBackward: `loss:sum`. OptimStep: `grad_norm:mean`, before clipping."""
     log_probs: tuple[Floats, ...] = ()
     """ForwardBackward: for each datum those of its targets, of their shape, under the model before any of it."""
-    digest: str = ""
-    """SaveForSampler: sha256 of the file adapter_model.safetensors, in hex."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
