@@ -15,6 +15,7 @@ from rljob_api.families import (
     rope_of,
 )
 from rljob_api.rules.engine import SIZES, Violation
+from rljob_api.rules.exact import exact_violations
 from rljob_api.rules.keys import TRANSFORMER
 from rljob_api.rules.layout import JudgedRanks, unfit_module
 from rljob_api.rules.lora import adapter_violations
@@ -73,6 +74,7 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
     yield from vision_violations(spec, config)
     yield from tool_parser_violations(spec, config)
     yield from speculation_violations(spec, config)
+    yield from exact_violations(spec, config)
     if not spec.train.batches.replay:
         yield from server_violations(spec, config)
 

@@ -125,6 +125,7 @@ READERS: dict[str, tuple[Task, ...]] = {
     "rollout.sampling": ("rl",),
     "rollout.agent": ("rl",),
     "rollout.speculation": ("rl",),
+    "rollout.exact": ("rl",),
     "rollout.vllmArgs": GENERATING,
     "rollout.shmSize": GENERATING,
     "rollout.template": GENERATING,

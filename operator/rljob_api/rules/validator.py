@@ -17,6 +17,7 @@ from rljob_api.rules import (
     data,
     environments,
     evaluation,
+    exact,
     gangs,
     keys,
     layout,
@@ -104,7 +105,7 @@ RULES: tuple[Check, ...] = tuple(
     rule
     for rules in (
         *(task.RULES, vision.RULES, lora.RULES, layout.RULES, data.RULES, rollout.RULES, environments.RULES),
-        *(servers.RULES, speculation.RULES, algorithm.RULES, rewards.RULES, keys.RULES, evaluation.RULES),
+        *(servers.RULES, speculation.RULES, exact.RULES, algorithm.RULES, rewards.RULES, keys.RULES, evaluation.RULES),
         *(scheduling.RULES, pods.RULES, references.RULES, volumes.RULES, task.CLIENT_RULES, gangs.RULES),
     )
     for rule in rules

@@ -112,6 +112,7 @@ WORDS: dict[str, str] = {
     "rollout.agent.workers.replicas": "max_replicas num_workers",
     "rollout.agent.workers.autoscaling.callsPerReplica": "target_ongoing_requests",
     "rollout.agent.workers.autoscaling.downSeconds": "stabilization_window_seconds downscale_delay_s cooldown_period",
+    "rollout.exact": "batch_invariant bitwise_consistent",
     "rollout.speculation": "speculative speculative_config speculative_decoding spec_decode",
     "rollout.speculation.tokens": "num_speculative_tokens spec_tokens",
     "rollout.speculation.draft": "draft_model draft_model_path spec_model",

@@ -154,6 +154,10 @@ class RolloutSpec(Servers):
     """How training responses are sampled."""
     agent: AgentSpec | None = None
     """Samples of several turns. Unset: a sample is one response to its prompt."""
+    exact: bool = False
+    """Compute the policy with the same kernels in servers and ranks, so that their log-probabilities of a token are equal to the last bit, in every
+    batch. Both become slower. For dense models of the families `llama`, `qwen2` and `qwen3`, whole on one rank and in one server process; needs
+    `device: cpu`, since nothing shows this yet on GPUs."""
     speculation: Speculation | None = None
     """Have servers guess tokens, for more of them per second where few responses are generated at a time. Unset: each token takes a pass."""
     vllm_args: Verbatim = {}

@@ -142,3 +142,11 @@ def test_a_server_of_two_pods_gives_the_curve_of_a_server_of_one(
     assert two.of("train/loss") == one.of("train/loss"), "of the same samples"
     rewards = one.of("reward/mean")
     assert two.of("reward/mean") == rewards and min(rewards[-2:]) > max(rewards[:2]) + 0.05
+
+
+def test_an_exact_job_trains_by_the_log_probabilities_of_its_server_to_the_last_bit(
+    run: Callable[..., Curve], whole: Callable[[str], Curve]
+) -> None:
+    difference = "train_rollout/log_prob_diff_max"
+    assert run("exact", "qwen2", exact=True).of(difference) == [0.0] * STEPS
+    assert min(whole("qwen2").of(difference)) > 0, "equal anyway, they would say nothing"

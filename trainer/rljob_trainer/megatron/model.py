@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from rljob_api.rules.lora import settled
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.manifest import ENGINE
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.exact import functions
+from rljob_trainer.megatron.exact import model as exact_model
 from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.lora import Adapters, Base
 from rljob_trainer.megatron.lora_parts import as_in_files
@@ -41,6 +44,11 @@ class PolicyModel:
         configure(self.config, spec, parallel.layout, spec.model.multi_token_prediction)
         self.modules = provide(self.config, parallel)
         """See `provide`."""
+        self.exact: ModuleType | None = None
+        if spec.rollout.exact:
+            self.exact = functions.kernels(parallel.device)
+            hugging_face, dtype = self.bridge.hf_pretrained.config, self.config.params_dtype
+            exact_model.install(self.modules, self.exact, functions.rotation(hugging_face, dtype, parallel.device))
         if checkpoint is None:
             require_all_weights(self.bridge, self.modules, "spec.model.path", spec.model.path)
         else:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from rljob_trainer.algorithm.objective import MetricAccumulator, Objective
 from rljob_trainer.algorithm.tokens import Predictions
 from rljob_trainer.megatron import checkpoint
 from rljob_trainer.megatron.compat import pipeline_shapes
+from rljob_trainer.megatron.exact import functions
 from rljob_trainer.megatron.logprob import predictions
 from rljob_trainer.megatron.lora import Adapters, Base
 from rljob_trainer.megatron.memory import Offloader
@@ -114,6 +116,8 @@ class ModelOutput:
     """[u], the tokens whose logits these are; None: all."""
     vocabulary: int | None
     parallel: ParallelState
+    exact: ModuleType | None = None
+    """The kernels of vLLM with which the model computes; None: it has its own."""
 
     def predictions(self, temperature: float, candidates: torch.Tensor | None = None) -> Predictions:
         assert self.vocabulary is not None, "a value model has no log-probabilities"
@@ -124,6 +128,9 @@ class ModelOutput:
             return predictions(logits, targets, temperature, self.vocabulary, group, candidates)
         chosen = None if candidates is None else candidates[rows]
         learnt = predictions(logits, targets[rows], temperature, self.vocabulary, group, chosen)
+        if self.exact:
+            exact = functions.log_probs(self.exact, learnt.log_probs, logits, targets[rows], temperature)
+            learnt = learnt._replace(log_probs=exact)
         return Predictions(*(x.new_zeros(len(targets), *x.shape[1:]).index_copy(0, rows, x) for x in learnt))
 
     def values(self) -> torch.Tensor:
@@ -141,6 +148,8 @@ class LoadedModel(Protocol):
     """Vocabulary size of a language model; None: a value model."""
     adapters: Adapters | None
     """The adapters that are trained; None: all parameters are."""
+    exact: ModuleType | None
+    """The kernels of vLLM with which it computes; None: its own."""
     multi_token: MultiTokenLoss | None
     """The training of the layer that guesses the token after the next; None: it is not part of the model."""
 
@@ -181,7 +190,7 @@ class Network:
         chunks: Sequence[torch.nn.Module] | None = None,
     ) -> None:
         """`chunks`: the wrapped model chunks; by default they are frozen."""
-        self._vocabulary, self.parallel = model.vocabulary, parallel
+        self._vocabulary, self.parallel, self._exact = model.vocabulary, parallel, model.exact
         self.modules = model.modules
         pieces = chunks or freeze(model.modules, model.config)
         self.routing = Routing(pieces)
@@ -189,7 +198,8 @@ class Network:
         self.passes = Passes(pieces, model.config, heartbeat, self.routing, self._learnt_only)
 
     def output(self, micro: MicroBatch, raw: torch.Tensor) -> ModelOutput:
-        return ModelOutput(micro, raw, micro.learnt if self._learnt_only else None, self._vocabulary, self.parallel)
+        rows = micro.learnt if self._learnt_only else None
+        return ModelOutput(micro, raw, rows, self._vocabulary, self.parallel, self._exact)
 
     def log_probs(self, micro_batches: Sequence[MicroBatch], temperature: float) -> list[torch.Tensor]:
         """Per micro-batch the log-probabilities [t] of its targets, 0 of tokens without `mask`; an empty list on all but the last pipeline stage."""

@@ -123,8 +123,10 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout, multi_token: bool 
 
     Raises ConfigurationError, with megatron's reason, when it refuses the result.
     """
-    plain = {"apply_rope_fusion": True} if HAVE_TE else _PLAIN | _torch_layers(provider)
-    device = _fused(provider) if torch.cuda.is_available() else _ON_CPU
+    torch_layers = spec.rollout.exact or not HAVE_TE
+    plain = _PLAIN | _torch_layers(provider) if torch_layers else {"apply_rope_fusion": True}
+    fused = {} if spec.rollout.exact else _fused(provider)
+    device = fused if torch.cuda.is_available() else _ON_CPU
     ours = _layout(layout, spec) | _recompute(spec) | _numbers(provider, spec) | _multi_token(multi_token)
     given = _given(spec)
     for key, value in (

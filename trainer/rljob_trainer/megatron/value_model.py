@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ class ValueModel:
         self.vocabulary: int | None = None
         self.adapters: Adapters | None = None
         self.multi_token: MultiTokenLoss | None = None
+        self.exact: ModuleType | None = None
         self.base: Base | None = None
         if checkpoint is None:
             require_all_weights(bridge, self.modules, field, path, but=_HEAD)

@@ -14,6 +14,7 @@ from rljob_api.spec.roles import PoolSpec, Speculation
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.machine import any_address, loopback
 from rljob_trainer.pod.part import PodPart
+from rljob_trainer.wire.rollout_server import EXACT_ON_CPU
 from rljob_trainer.wire.weights.protocol import SERVED_MODEL, backend
 
 CPU_ENVIRONMENT = {
@@ -157,6 +158,7 @@ def server_environment(
     device: dict[str, str] = {}
     if spec.trainer.device == "cpu":
         device = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if gpus == 1 else {})
+        device |= {EXACT_ON_CPU: "1"} if spec.rollout.exact else {}
     elif _on_several_gpus(spec, gpus):
         device = WITHOUT_MULTICAST_ENVIRONMENT
     network = part.environment if part else {"VLLM_HOST_IP": loopback()}

@@ -32,10 +32,18 @@ SEQUENCE_PARALLEL = "sequence_parallel"
 
 
 def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> Any:
-    """Spec of the decoder's layers, for `provider.transformer_layer_spec`."""
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    """Spec of the decoder's layers, for `provider.transformer_layer_spec`: these layers, also where Transformer Engine is installed."""
+    from megatron.core.models.gpt import gpt_layer_specs
 
-    return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
+    chosen = {"TESpecProvider": TorchBackend, "TENorm": TENorm}
+    others = {name: getattr(gpt_layer_specs, name) for name in chosen}
+    try:
+        for name, layer in chosen.items():
+            setattr(gpt_layer_specs, name, layer)
+        return gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
+    finally:
+        for name, layer in others.items():
+            setattr(gpt_layer_specs, name, layer)
 
 
 class TENorm(torch.nn.Module):
@@ -46,9 +54,10 @@ class TENorm(torch.nn.Module):
         super().__init__()
         self.config, self.eps = config, config.layernorm_epsilon if eps is None else eps
         self.weight, self.bias = _norm_parameters(config, hidden_size)
+        self.normalise = normalised
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _norm(x, self.weight, self.bias, self.config, self.eps)
+        return self.normalise(x, self.weight, self.bias, self.config, self.eps)
 
 
 class TELayerNormColumnParallelLinear(ColumnParallelLinear):
@@ -60,10 +69,11 @@ class TELayerNormColumnParallelLinear(ColumnParallelLinear):
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
         self.layer_norm_weight, self.layer_norm_bias = _norm_parameters(config, input_size)
+        self.normalise = normalised
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         config = self.config
-        normed = _norm(x, self.layer_norm_weight, self.layer_norm_bias, config, config.layernorm_epsilon)
+        normed = self.normalise(x, self.layer_norm_weight, self.layer_norm_bias, config, config.layernorm_epsilon)
         output, bias = super().forward(normed, *args, **kwargs)
         return ((output, normed) if self.return_layernorm_output else output), bias
 
@@ -78,7 +88,7 @@ def _norm_parameters(config: TransformerConfig, size: int) -> tuple[Parameter, P
     return weight, bias
 
 
-def _norm(
+def normalised(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: TransformerConfig, eps: float
 ) -> torch.Tensor:
     gain = weight + 1 if config.layernorm_zero_centered_gamma else weight
