@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rljob_api import names
 from rljob_api.protocol import Failure
@@ -50,6 +50,15 @@ OWN_DIRECTORIES = ("/dev/shm", "/tmp", names.WORK_DIR, "</torch_")
 """Directories of the pod itself, and torch's name for its files in shared memory. They are empty in a new pod, and fill up again."""
 WATCHDOG = "Process group watchdog thread terminated with exception: "
 """Logged before the reason why NCCL's watchdog aborts a process (torch 2.13, ProcessGroupNCCL.cpp), usually a peer that is gone or late."""
+
+
+class RowProblem(NamedTuple):
+    """Why no reward can score a row of the data."""
+
+    rule: str
+    fix: str
+    needs_answer: bool = False
+    """It has an answer that cannot be compared with, or none."""
 
 
 class ConfigurationError(ValueError):

@@ -233,7 +233,7 @@ def test_a_row_that_cannot_be_made_ends_the_job_with_file_row_and_fix(tmp_path, 
     ("code", "custom", "expected"),
     [
         ("def rows(row: return", {}, "cannot be loaded: rows() in custom.py: SyntaxError"),
-        ("x = 1", {}, "cannot be loaded: rows() in custom.py: AttributeError: the file has no such function"),
+        ("x = 1", {}, "cannot be loaded: rows() in custom.py: NoSuchFunction: the file has no such function"),
         ("import nothing_like_it", {}, "No module named 'nothing_like_it'"),
         (
             "def rows(record): return {}",

@@ -238,6 +238,14 @@ def test_a_prompt_ends_without_what_the_tokenizer_puts_behind_a_text(tmp_path, b
     assert [p.tokens for p in found] == [(0, *map(ord, text)) for text in ("1+1=", "1;", ";")]
 
 
+def test_a_data_source_that_is_called_like_a_field_is_not_taken_for_a_missing_answer(tmp_path):
+    path = str(tmp_path / "a.jsonl")
+    Path(path).write_text(json.dumps({"prompt": "1", "answer": "", "data_source": "answerKey"}))
+    judges = partial(validate_row, [RewardSpec(rule="exactMatch", data_source="else")], by_driver=True)
+    with pytest.raises(ConfigurationError, match="add an entry with dataSource 'answerKey'"):
+        load_prompts(DataSpec(train=[path]), places("spec.data.train", [path]), tokenizer(None), judges, tmp_path / "r")
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize(("mark", "column"), [("<image>", "images"), ("<image>", "image"), ("<video>", "videos")])
 def test_a_row_that_says_where_an_image_stands_is_refused_where_nobody_reads_it(tmp_path, suffix, mark, column):

@@ -171,13 +171,19 @@ async def test_a_file_without_the_function_says_what_it_has_and_how_verls_is_cal
         await ask(tmp_path, f"{VERL}\nfrom json import loads\nimport os\n")
     said = str(caught.value)
     assert (
-        "reward() in reward.py: AttributeError: the file has no such function; it has Verdict, compute_score;" in said
+        "reward() in reward.py: NoSuchFunction: the file has no such function; it has Verdict, compute_score;" in said
     )
     assert said.endswith("set interface: verl, or function: compute_score")
     with pytest.raises(ConfigurationError, match="no such function; it has score; set python.function to one of them"):
         await ask(tmp_path, "def score(response): return 1\n")
     with pytest.raises(ConfigurationError, match="no such function; it has none; fix the file"):
         await ask(tmp_path, "x = 1\n")
+
+
+@pytest.mark.parametrize("words", ["'solution_str' is wrong", "no such function; it has compute_score"])
+async def test_words_of_the_users_own_error_do_not_decide_what_to_do(tmp_path, words):
+    with pytest.raises(ConfigurationError, match="fix the file; it is imported by itself"):
+        await ask(tmp_path, f"raise TypeError({words!r})\n")
 
 
 async def test_a_function_of_ours_with_verls_interface_is_refused_at_the_start(tmp_path):

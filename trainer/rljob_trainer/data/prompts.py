@@ -24,11 +24,11 @@ from rljob_trainer.data.pictures import ImageReader, lifted
 from rljob_trainer.data.rows import Row, answers_elsewhere, read_rows
 from rljob_trainer.data.tables import FileRows
 from rljob_trainer.data.tokenizer import Tokenizer, Vocabulary
-from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.failure import ConfigurationError, RowProblem
 from rljob_trainer.wire.images import Placed
 
-RowValidator = Callable[[str, str], tuple[str, str] | None]
-"""Of data source and answer: why no reward can score such a row (rule and fix), or None."""
+RowValidator = Callable[[str, str], RowProblem | None]
+"""Of data source and answer: why no reward can score such a row, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,11 @@ def _fitting(
         )
 
 
-def _located(problem: tuple[str, str], row: Row) -> tuple[str, str]:
-    """With what to set where the answer is missing."""
-    rule, fix = problem
-    if row.answer or "answerKey" not in fix:
-        return problem
-    return rule, f"{answers_elsewhere(row.place, 'set spec.data.answerKey')}; or correct the row"
+def _located(problem: RowProblem, row: Row) -> tuple[str, str]:
+    """Rule and fix, with what to set where the answer is missing."""
+    if row.answer or not problem.needs_answer:
+        return problem.rule, problem.fix
+    return problem.rule, f"{answers_elsewhere(row.place, 'set spec.data.answerKey')}; or correct the row"
 
 
 @dataclass(frozen=True, slots=True)

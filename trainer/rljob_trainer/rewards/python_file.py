@@ -118,15 +118,14 @@ class PythonFile:
             return arguments(request, self._known, takes)
         return await asyncio.to_thread(arguments, request, self._known, takes)
 
-    def _fix(self, error: BaseException) -> str:
-        said, ours = str(error), self._spec.interface != "verl"
-        if ours and "'solution_str'" in said:
+    def _fix(self, error: NotLoaded) -> str:
+        ours, defined = self._spec.interface != "verl", error.details.get("defined")
+        if ours and error.details.get("parameter") == "solution_str":
             return "a function that was written for verl needs interface: verl next to its path"
-        if "no such function" in said and not said.endswith(" none"):
-            of_verl = ours and "compute_score" in said.partition("it has ")[2].split(", ")
-            return (
-                "set interface: verl, or function: compute_score" if of_verl else "set python.function to one of them"
-            )
+        if ours and defined and "compute_score" in defined:
+            return "set interface: verl, or function: compute_score"
+        if defined:
+            return "set python.function to one of them"
         return "fix the file; it is imported by itself, with the image's packages"
 
     def _require_file(self) -> None:

@@ -9,6 +9,7 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
 
 from rljob_api.spec.model import RewardSpec
+from rljob_trainer.failure import RowProblem
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -136,26 +137,27 @@ def entries_of(rewards: Sequence[RewardSpec], data_source: str) -> list[tuple[in
     return named or [(i, r) for i, r in enumerate(rewards) if r.data_source == EVERY_OTHER]
 
 
-def validate_row(
-    rewards: Sequence[RewardSpec], data_source: str, answer: str, by_driver: bool
-) -> tuple[str, str] | None:
-    """Why no entry scores a row of the data, as rule and fix. With `by_driver` the entries with `model` do not count."""
+def validate_row(rewards: Sequence[RewardSpec], data_source: str, answer: str, by_driver: bool) -> RowProblem | None:
+    """Why no entry scores a row of the data. With `by_driver` the entries with `model` do not count."""
     if not rewards:  # an agent may give all there are
         return None
     entries = [(i, r) for i, r in entries_of(rewards, data_source) if not (by_driver and r.model)]
     if not entries:
         missing = "no entry of spec.rewards that scores during generation" if by_driver else "no entry of spec.rewards"
-        return (
+        return RowProblem(
             f"{missing} is for its data source {data_source!r}",
             f"add an entry with dataSource {data_source!r} or '*'",
         )
     fix = "name the column of the answers in spec.data.answerKey, or correct the row"
     for i, entry in entries:
         if entry.rule and not (answer if entry.rule == "exactMatch" else answer.rsplit("####", 1)[-1]).strip():
-            return f"has no answer, which the rule {entry.rule} of spec.rewards[{i}] compares with", fix
+            return RowProblem(
+                f"has no answer, which the rule {entry.rule} of spec.rewards[{i}] compares with", fix, True
+            )
         if entry.rule == "number" and number(answer) is None:
-            return f"the answer {answer[:80]!r} holds no number, and spec.rewards[{i}] compares numbers", fix
+            rule = f"the answer {answer[:80]!r} holds no number, and spec.rewards[{i}] compares numbers"
+            return RowProblem(rule, fix, True)
         if entry.rule == "number" and "####" not in answer and COMPOSITE.search(boxed(answer) or answer):
             rule = f"the answer {answer[:80]!r} is more than a number, and spec.rewards[{i}] compares numbers"
-            return rule, f"set spec.rewards[{i}].rule: math, or correct the row"
+            return RowProblem(rule, f"set spec.rewards[{i}].rule: math, or correct the row", True)
     return None

@@ -1,7 +1,8 @@
 """The process that runs a user's reward function: `python -m rljob_trainer.rewards.worker FILE FUNCTION VALUES SECONDS`.
 
-First it says {"takes": names, "needs": names, "concurrent": whether the function is async} or {"error": text}: of VALUES, a JSON list of names,
-those that the function's signature asks for, and of these the ones without a default. Then it reads pickled pairs of a number and a dict of the
+First it says {"takes": names, "needs": names, "concurrent": whether the function is async}: of VALUES, a JSON list of names, those that the
+function's signature asks for, and of these the ones without a default. Or it says {"error": text}, with "defined", the names that the file has,
+where it lacks the function, and with "parameter" where that one would have no value. Then it reads pickled pairs of a number and a dict of the
 values that it takes, since a row may hold bytes and dates, and answers each with {"number", "score": number, "metrics": {name: number},
 "prediction": text or null} or {"number", "error": text, "kind": text}, whose kinds are those of rewards/request.py. Answers are lines of JSON, since
 the user's code may write them. Calls of an async function run at the same time, each for at most SECONDS.
@@ -70,6 +71,31 @@ def split(returned: Any) -> Returned:
     return Returned(_score(returned[SCORE], f"{SCORE} "), metrics, _prediction(returned.get(PREDICTION)))
 
 
+class NoSuchFunction(AttributeError):
+    """The file lacks what is to be called. `defined`: names of what it has."""
+
+    def __init__(self, defined: Sequence[str]):
+        super().__init__(f"the file has no such function; it has {', '.join(defined) or 'none'}")
+        self.defined = defined
+
+
+class NoValue(TypeError):
+    """The `parameter` of a function would stay without a value."""
+
+    def __init__(self, parameter: str, known: Sequence[str]):
+        super().__init__(
+            f"nothing to give as {parameter!r}: parameters get their values by name, out of {', '.join(known)}; others from arguments in the spec"
+        )
+        self.parameter = parameter
+
+
+def _details(error: BaseException) -> dict[str, object]:
+    """By which the driver knows what to do about it."""
+    if isinstance(error, NoSuchFunction):
+        return {"defined": list(error.defined)}
+    return {"parameter": error.parameter} if isinstance(error, NoValue) else {}
+
+
 def _score(value: Any, name: str) -> float:
     if isinstance(value, str | bytes):  # most often the answer that was read, and not what it is worth
         raise NotAReward(f"{name}the text {_short(repr(value))}, which is not a finite number")
@@ -114,7 +140,7 @@ def main() -> None:
         function = load(path, name)
         takes = parameters_of(function, json.loads(known))
     except BaseException as error:
-        say(answers, error=explain(error, path, name))
+        say(answers, error=explain(error, path, name), **_details(error))
         return
     concurrent = is_async(function)
     say(answers, takes=takes, needs=needed(function, takes), concurrent=concurrent)
@@ -156,7 +182,7 @@ def load(path: str, name: str) -> Function:
     function = getattr(module, name, None)
     if not callable(function):
         own = [key for key, value in vars(module).items() if callable(value) and is_defined_in(module, value)]
-        raise AttributeError(f"the file has no such function; it has {', '.join(own) or 'none'}")
+        raise NoSuchFunction(own)
     require_imports(path, name)
     return function
 
@@ -221,15 +247,13 @@ BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ON
 def parameters_of(function: Callable[..., Any], known: Sequence[str]) -> list[str]:
     """Those of the `known` values that the function takes; all of them with `**kwargs`.
 
-    Raises TypeError for a parameter that would stay without a value.
+    Raises NoValue for a parameter that would stay without one.
     """
     parameters = inspect.signature(function).parameters.values()
     for p in parameters:
         variadic = p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         if not variadic and p.default is p.empty and (p.name not in known or p.kind not in BY_NAME):
-            raise TypeError(
-                f"nothing to give as {p.name!r}: parameters get their values by name, out of {', '.join(known)}; others from arguments in the spec"
-            )
+            raise NoValue(p.name, known)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return list(known)
     return [p.name for p in parameters if p.name in known and p.kind in BY_NAME]

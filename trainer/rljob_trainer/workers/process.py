@@ -41,6 +41,14 @@ class WorkerLost(Exception):
         self.kind: Literal["raised", "timeout"] = kind
 
 
+class WorkerRefused(WorkerLost):
+    """It could not load what it should run. `details`: what it says of that besides the text, by name."""
+
+    def __init__(self, reason: str, details: Mapping[str, Any]):
+        super().__init__(reason)
+        self.details = details
+
+
 class WorkerGone(WorkerLost):
     """The process, or the way to it, ended during the call, and nobody knows by whose fault."""
 
@@ -276,14 +284,14 @@ class WorkerProcess:
 
 
 def hello_of(line: bytes) -> dict[str, Any]:
-    """What a process says first. Raises WorkerLost when it could not load what it should run."""
+    """What a process says first. Raises WorkerRefused when it could not load what it should run, and WorkerLost."""
     try:
         hello: dict[str, Any] = json.loads(line)
         missing = {"takes", "concurrent"} - hello.keys()
     except (ValueError, AttributeError):
         hello, missing = {}, {"takes", "concurrent"}
     if "error" in hello:
-        raise WorkerLost(str(hello["error"]))
+        raise WorkerRefused(str(hello.pop("error")), hello)
     if missing:
         raise WorkerLost(
             f"its process has said {line[:200]!r} in place of what it has loaded; is its image of this release?"

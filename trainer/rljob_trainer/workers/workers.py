@@ -3,9 +3,9 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from rljob_api.protocol import WorkerLoad
 from rljob_api.spec.processes import Autoscaling, Workers
@@ -17,6 +17,7 @@ from rljob_trainer.workers.process import (
     WorkerGone,
     WorkerLost,
     WorkerProcess,
+    WorkerRefused,
     WorkerTaken,
     processes_on,
 )
@@ -32,7 +33,11 @@ log = logging.getLogger(__name__)
 
 
 class NotLoaded(Exception):
-    """No process could load what it should run."""
+    """No process could load what it should run. `details`: what one says of that besides the text, by name."""
+
+    def __init__(self, reason: str, details: Mapping[str, Any]):
+        super().__init__(reason)
+        self.details = details
 
 
 class Tries:
@@ -88,7 +93,7 @@ class OwnWorkers[P: WorkerProcess]:
         started = await asyncio.gather(*(w.running() for w in self._workers), return_exceptions=True)
         for one in started:
             if isinstance(one, BaseException):
-                raise NotLoaded(str(one)) from one
+                raise NotLoaded(str(one), _details(one)) from one
             process = one
         room = min(process.room, self._each or process.room)
         self._places = Places[Respawning[P]](lambda _: room)
@@ -125,7 +130,7 @@ class PodWorkers[P: WorkerProcess]:
         self._loaded: asyncio.Future[P] = asyncio.get_running_loop().create_future()
         """The first process that has loaded what it runs, or why none can. A pod in which one fails later reports that."""
         self._loaded.add_done_callback(lambda _: self._loaded.exception())  # also when nobody asks for it
-        self._refusals: dict[str, str] = {}
+        self._refusals: dict[str, WorkerLost] = {}
         """Why a pod cannot load it, as it has said first."""
 
     def _placed(self, autoscaling: Autoscaling | None) -> tuple[Places[P], PodsNeeded[P] | None]:
@@ -190,11 +195,16 @@ class PodWorkers[P: WorkerProcess]:
         node may lack a volume, or have an old image, and others may still pull theirs."""
         if pod in self._refusals:
             return
-        self._refusals[pod] = str(error)
+        self._refusals[pod] = error
         log.warning("%r cannot load what it should run: %s", pod, error)
         if 2 * len(self._refusals) > self._expected and not self._loaded.done():
-            ((said, count),) = Counter(self._refusals.values()).most_common(1)
+            ((said, count),) = Counter(map(str, self._refusals.values())).most_common(1)
+            details = next(_details(one) for one in self._refusals.values() if str(one) == said)
             refused = f"so say {count} of {len(self._refusals)} pods that cannot, of {self._expected}"
-            not_loaded = NotLoaded(f"{said} ({refused})")
+            not_loaded = NotLoaded(f"{said} ({refused})", details)
             self._loaded.set_exception(not_loaded)
             self._places.fail(not_loaded)
+
+
+def _details(error: BaseException) -> Mapping[str, Any]:
+    return error.details if isinstance(error, WorkerRefused) else {}
