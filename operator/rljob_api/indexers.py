@@ -20,5 +20,6 @@ def scheduled_indexers(config: Mapping[str, Any]) -> list[str]:
     """The same by `index_topk_pattern`, or by `index_topk_freq` and `index_skip_topk_offset`: all that vLLM reads."""
     if pattern := config.get("index_topk_pattern"):
         return [LETTERS[letter] for letter in pattern]
-    every, offset = config.get("index_topk_freq") or 1, config.get("index_skip_topk_offset", OFFSET)
+    every, offset = config.get("index_topk_freq") or 1, config.get("index_skip_topk_offset")
+    offset = OFFSET if offset is None else offset
     return [SHARED if max(i - offset + 1, 0) % every else FULL for i in range(config["num_hidden_layers"])]

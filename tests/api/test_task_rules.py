@@ -19,6 +19,7 @@ VALUES: dict[str, Any] = {
     "data.format": "messages",
     "data.maxPromptTokens": 16,
     "data.maxTokens": 64,
+    "rollout.exact": True,
     "data.chatTemplate": {"texts": True},
     "data.generated": [{"path": "/data/a.jsonl", "library": "verifiers", "environment": "a", "size": 1}],
     "data.overlong": "cut",

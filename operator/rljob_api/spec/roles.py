@@ -155,9 +155,8 @@ class RolloutSpec(Servers):
     agent: AgentSpec | None = None
     """Samples of several turns. Unset: a sample is one response to its prompt."""
     exact: bool = False
-    """Compute the policy with the same kernels in servers and ranks, so that their log-probabilities of a token are equal to the last bit, in every
-    batch. Both become slower. For dense models of the families `llama`, `qwen2` and `qwen3`, whole on one rank and in one server process; needs
-    `device: cpu`, since nothing shows this yet on GPUs."""
+    """Compute the policy with the same kernels in servers and ranks: log-probabilities of both are equal to the last bit. For `llama`, `qwen2` and
+    `qwen3`, whole on one rank and in one server process, with `device: cpu`."""
     speculation: Speculation | None = None
     """Have servers guess tokens, for more of them per second where few responses are generated at a time. Unset: each token takes a pass."""
     vllm_args: Verbatim = {}
