@@ -86,9 +86,9 @@ def doubts(spec: RLJobSpec, phases: Sequence[PhaseMemory], caches: Mapping[str, 
 
 
 def short_caches(spec: RLJobSpec, cache: CacheMemory) -> Iterator[str]:
-    """vLLM starts no server whose cache has no room for one sample at its longest."""
-    longest, room = longest_context(spec), cache.tokens / spec.rollout.data_parallel
-    if 0 < room < longest:
+    """Servers whose weights fit, and no sample at its longest."""
+    if cache.tokens and not cache.holds_a_sample(spec):
+        room, longest = cache.tokens / spec.rollout.data_parallel, longest_context(spec)
         yield f"in servers of spec.rollout, whose cache has room for {room:,.0f} of the {longest:,} tokens of a sample"
 
 

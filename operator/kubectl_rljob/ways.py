@@ -36,7 +36,9 @@ class ServerWay:
     tokens: float
     """For which a server has room."""
     longest: int
-    """Tokens of one sample, which is in one data-parallel copy."""
+    """Tokens of one sample."""
+    fits: bool
+    """By the estimate, one sample at least."""
     sent: float
     """Bytes out of one pod of a server to its others in a step, at most."""
 
@@ -51,11 +53,6 @@ class ServerWay:
         return "-".join(
             [f"{letters}{size}" for letters, size in sizes if size > 1] + ["ep"] * self.servers.expert_parallel
         )
-
-    @property
-    def fits(self) -> bool:
-        """By the estimate. vLLM starts no server without room for one sample."""
-        return self.tokens >= self.longest * self.servers.data_parallel
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -119,5 +116,6 @@ def _way(job: RLJobSpec, spec: RLJobSpec, shape: Shape, device: float) -> Server
         cached=memory.there,
         tokens=memory.tokens,
         longest=longest_context(spec),
+        fits=memory.holds_a_sample(spec),
         sent=generation(spec, shape).sent,
     )

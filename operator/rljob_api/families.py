@@ -6,6 +6,13 @@ from typing import Any, NamedTuple
 
 from rljob_api.family import ADAPTED, ATTENTION, EXPERTS, TENSOR, Family
 
+SIGMOID_ROUTING = {
+    "topk_method": ("noaux_tc",),
+    "norm_topk_prob": (True,),
+    "scoring_func": ("sigmoid",),
+    "moe_layer_freq": (1,),
+}
+"""Values with which DeepSeek-V3 and its relatives choose experts: the only ones that are proven."""
 FAMILIES = {
     family.model_type: family
     for family in (
@@ -178,13 +185,7 @@ FAMILIES = {
             adapters=("linear_proj",),
             multi_token=True,
             guesses=("mtp",),
-            values={
-                "topk_method": ("noaux_tc",),
-                "norm_topk_prob": (True,),
-                "scoring_func": ("sigmoid",),
-                "moe_layer_freq": (1,),
-                "rope_interleave": (True,),
-            },
+            values=SIGMOID_ROUTING | {"rope_interleave": (True,)},
             tools="deepseek_v3",
         ),
         Family(
@@ -195,13 +196,7 @@ FAMILIES = {
             latent=True,
             adapters=("linear_proj",),
             servers=("cpu",),
-            values={
-                "topk_method": ("noaux_tc",),
-                "norm_topk_prob": (True,),
-                "scoring_func": ("sigmoid",),
-                "moe_layer_freq": (1,),
-                "num_nextn_predict_layers": (0,),
-            },
+            values=SIGMOID_ROUTING | {"num_nextn_predict_layers": (0,)},
             tools="kimi_k2",
         ),
         Family(
@@ -213,13 +208,7 @@ FAMILIES = {
             sparse=True,
             adapters=("linear_proj",),
             servers=(),
-            values={
-                "topk_method": ("noaux_tc",),
-                "norm_topk_prob": (True,),
-                "scoring_func": ("sigmoid",),
-                "moe_layer_freq": (1,),
-                "indexer_rope_interleave": (False,),
-            },
+            values=SIGMOID_ROUTING | {"indexer_rope_interleave": (False,)},
             required=("scoring_func", "topk_method"),
         ),
         Family(
@@ -230,13 +219,7 @@ FAMILIES = {
             sparse=True,
             adapters=("linear_proj",),
             servers=(),
-            values={
-                "topk_method": ("noaux_tc",),
-                "norm_topk_prob": (True,),
-                "scoring_func": ("sigmoid",),
-                "moe_layer_freq": (1,),
-                "indexer_rope_interleave": (True,),
-            },
+            values=SIGMOID_ROUTING | {"indexer_rope_interleave": (True,)},
             required=("indexer_rope_interleave", "scoring_func", "topk_method"),
             tools="glm45",
         ),

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from pydantic_core import PydanticUndefined
 
 from rljob_api.base import Model
+from rljob_api.rules.advice import on_purpose
 from rljob_api.spec import RLJobSpec
 from rljob_import import Options
 from rljob_import.settings import REFUSED, Given, NotANumber, Settings, SettingsRule, System, said_of_rows, show
@@ -84,13 +85,10 @@ def _say_what_is_never_due(imported: Imported) -> None:
     steps = imported.spec.get("train", {}).get("steps")
     if not isinstance(steps, int) or steps < 1:
         return
-    for path, instead, what in (
-        ("evaluation.everySteps", steps, "before the first and after the last"),
-        ("checkpoint.everySteps", 0, "only at the end"),
-        ("checkpoint.exportEverySteps", 0, "only at the end"),
-    ):
+    for path, instead in on_purpose(steps).items():
         said = imported.fields.get(path)
         if said and isinstance(said.value, int) and said.value > steps:
+            what = "only at the end" if path.startswith("checkpoint.") else "before the first and after the last"
             source = f"{said.source}: {said.value} is above the {steps} steps, so {what}"
             imported.fields[path] = replace(said, value=instead, source=source)
             _put(imported.spec, path.split("."), instead)

@@ -87,7 +87,7 @@ def cache(memory: CacheMemory, device: Gpu | None) -> str:
     return f"KV cache of a server: at most {_gib(memory.there)} GiB per GPU, {memory.tokens:,.0f} tokens; {wanted}"
 
 
-def ways(found: ServerWays, spec: RLJobSpec) -> str:
+def ways(of_servers: ServerWays, spec: RLJobSpec) -> str:
     """A table of them, with what is left out of it."""
     pods = f"{plural(spec.rollout.nodes, 'pod')} x {spec.rollout.processes_per_pod} GPUs"
     header = (f"WAYS OF A SERVER: {pods}", "WEIGHTS, GIB", "CACHE, GIB", "TOKENS", "GB OUT OF A POD, PER STEP", "FITS")
@@ -100,10 +100,10 @@ def ways(found: ServerWays, spec: RLJobSpec) -> str:
             f"{way.sent / GB:,.1f}" if way.sent else "-",
             _fits(way),
         )
-        for way in found.accepted
+        for way in of_servers.accepted
     ]
-    left = [f"{plural(found.more, 'way')} with less room"] if found.more else []
-    left += [f"{count} that {field} refuses" for field, count in sorted(found.refused.items())]
+    left = [f"{plural(of_servers.more, 'way')} with less room"] if of_servers.more else []
+    left += [f"{count} that {field} refuses" for field, count in sorted(of_servers.refused.items())]
     return "\n".join([table(header, rows), *([f"Not shown: {', '.join(left)}"] if left else [])])
 
 

@@ -247,12 +247,12 @@ def grace(job: Job, width: int) -> list[str]:
 
 def unusual(job: Job, width: int) -> list[str]:
     """The first of the spec's unusual values, for who applied it by GitOps and never saw the plan, and how to see the others."""
-    found = planning.advised(job.spec) if job.spec and job.status.state not in ENDED else []
-    if not found:
+    advice = planning.advised(job.spec) if job.spec and job.status.state not in ENDED else []
+    if not advice:
         return []
-    more = f"and {len(found) - 1} more: " if found[1:] else ""
+    more = f"and {len(advice) - 1} more: " if advice[1:] else ""
     whole = f"{more}kubectl get rljob {job.name} -n {job.namespace} -o yaml | kubectl rljob plan -f -"
-    return [cut(f"{'UNUSUAL':<{KEY}}{one_line(str(found[0]))}", width), cut(f"{'':<{KEY}}{whole}", width)]
+    return [cut(f"{'UNUSUAL':<{KEY}}{one_line(str(advice[0]))}", width), cut(f"{'':<{KEY}}{whole}", width)]
 
 
 def _node(entry: NodeStatus) -> str:

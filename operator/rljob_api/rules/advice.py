@@ -140,19 +140,24 @@ def _clip(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation("spec.algorithm.clip.high", f"{clip.high:g}", rule, fix)
 
 
+def on_purpose(steps: int) -> dict[str, int]:
+    """By interval, the value that says on purpose what one above the `steps` of the run does."""
+    return {"evaluation.everySteps": steps, "checkpoint.everySteps": 0, "checkpoint.exportEverySteps": 0}
+
+
 def _intervals(spec: RLJobSpec) -> Iterator[Violation]:
-    """Each has a value that says the same on purpose."""
     steps, evaluation = spec.train.steps, spec.evaluation
     if spec.task == "service" or steps is None or evaluation.only:
         return
-    for field, every, what, meant in (
-        ("evaluation.everySteps", evaluation.every_steps, "only the first policy and the last one are evaluated", steps),
-        ("checkpoint.everySteps", spec.checkpoint.every_steps, "the only checkpoint is the last one, without which a failure costs the whole run", 0),
-        ("checkpoint.exportEverySteps", spec.checkpoint.export_every_steps, "nothing is exported on the way", 0),
+    meant = on_purpose(steps)
+    for field, every, what in (
+        ("evaluation.everySteps", evaluation.every_steps, "only the first policy and the last one are evaluated"),
+        ("checkpoint.everySteps", spec.checkpoint.every_steps, "the only checkpoint is the last one, without which a failure costs the whole run"),
+        ("checkpoint.exportEverySteps", spec.checkpoint.export_every_steps, "nothing is exported on the way"),
     ):  # fmt: skip
         if every > steps and every != DEFAULTS.get(field):
             rule = f"is above the {steps} steps of the run: {what}"
-            yield Violation(f"spec.{field}", str(every), rule, f"lower it, or set {meant} if that is meant")
+            yield Violation(f"spec.{field}", str(every), rule, f"lower it, or set {meant[field]} if that is meant")
 
 
 DEFAULTS = {"checkpoint.everySteps": CheckpointSpec.model_fields["every_steps"].default}

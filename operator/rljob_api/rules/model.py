@@ -5,15 +5,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.config_json import unfit
-from rljob_api.families import (
-    FAMILIES,
-    REFUSED,
-    Refusal,
-    family_of,
-    has_delta_nets,
-    language_of,
-    rope_of,
-)
+from rljob_api.families import FAMILIES, REFUSED, Refusal, family_of, has_delta_nets, language_of, rope_of
 from rljob_api.rules.engine import SIZES, Violation
 from rljob_api.rules.exact import exact_violations
 from rljob_api.rules.keys import TRANSFORMER

@@ -19,7 +19,15 @@ from typing import Literal
 
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout, wanted_servers
-from rljob_api.sizing.replica import SERVER_SHARE, in_transfer, layers, sequences, server_defaults, weights
+from rljob_api.sizing.replica import (
+    SERVER_SHARE,
+    in_transfer,
+    layers,
+    longest_context,
+    sequences,
+    server_defaults,
+    weights,
+)
 from rljob_api.sizing.server_arguments import cache_bytes
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import (
@@ -81,6 +89,10 @@ class CacheMemory:
     do not fit."""
     tokens: float
     """Tokens for which a whole server has room there."""
+
+    def holds_a_sample(self, spec: RLJobSpec) -> bool:
+        """At its longest, in one data-parallel copy. vLLM starts no server that cannot."""
+        return self.tokens >= longest_context(spec) * spec.rollout.data_parallel
 
 
 def cache_memory(spec: RLJobSpec, shape: Shape, device: float) -> CacheMemory:

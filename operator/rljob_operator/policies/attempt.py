@@ -29,8 +29,8 @@ MOST_ATTEMPTS = 10**6
 
 
 def recover_attempt(s: Snapshot, status: JobStatus) -> Change:
-    """The attempt of the control message, if the status has lost it, as with a backup that restores objects without their status. A first attempt
-    would never begin: launchers begin none whose number they have seen, and checkpoints belong to the highest one."""
+    """The attempt of the control message, if the status was wiped while the job stayed: the message of a job that was made again is another
+    job's. A first attempt would never begin: launchers begin none whose number they have seen, and checkpoints belong to the highest one."""
     known = s.control
     if status.attempt or known is None or not 0 < known.attempt < MOST_ATTEMPTS:
         return Change(status)

@@ -123,15 +123,17 @@ class ModelOutput:
         assert self.vocabulary is not None, "a value model has no log-probabilities"
         group = self.parallel.tensor_group
         logits = self.raw.squeeze(0)  # not raw[0]: its backward pass would copy the gradient into a tensor of zeros
-        targets, rows = self.micro.targets, self.rows
-        if rows is None:
-            return predictions(logits, targets, temperature, self.vocabulary, group, candidates)
-        chosen = None if candidates is None else candidates[rows]
-        learnt = predictions(logits, targets[rows], temperature, self.vocabulary, group, chosen)
+        rows, targets = self.rows, self.micro.targets
+        if rows is not None:
+            targets, candidates = targets[rows], None if candidates is None else candidates[rows]
+        taken = predictions(logits, targets, temperature, self.vocabulary, group, candidates)
         if self.exact:
-            exact = functions.log_probs(self.exact, learnt.log_probs, logits, targets[rows], temperature)
-            learnt = learnt._replace(log_probs=exact)
-        return Predictions(*(x.new_zeros(len(targets), *x.shape[1:]).index_copy(0, rows, x) for x in learnt))
+            exact = functions.log_probs(self.exact, taken.log_probs, logits, targets, temperature)
+            taken = taken._replace(log_probs=exact)
+        if rows is None:
+            return taken
+        count = len(self.micro.targets)
+        return Predictions(*(x.new_zeros(count, *x.shape[1:]).index_copy(0, rows, x) for x in taken))
 
     def values(self) -> torch.Tensor:
         assert self.vocabulary is None, "a language model has no values"

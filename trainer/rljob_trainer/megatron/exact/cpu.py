@@ -1,7 +1,6 @@
 """vLLM's kernels on CPU. What a server has to do for the same results for every batch is in server/compat/exact_on_cpu.py."""
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +9,16 @@ from vllm.ir.ops.layernorm import rms_norm as normalised
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
+from rljob_trainer.megatron.exact import functions
+
 current_platform.import_kernels()
 
 PRIMITIVES = 32
 """That oneDNN keeps of a matrix, as vLLM says it."""
 PAGE = 128
 """Tokens of a page of keys and values, as of a server by default."""
+
+rotate = functions.rotated
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -33,15 +36,6 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """x [..., 2 d], gate and value -> [..., d]"""
     gate, value = x.chunk(2, -1)
     return F.silu(gate) * value
-
-
-def rotate(
-    positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, rope: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """query [t, heads, d], key [t, groups, d]. `rope`: see functions.rotation."""
-    turned = query.flatten(1).clone(), key.flatten(1).clone()
-    ops.rotary_embedding(positions, *turned, query.shape[-1], rope.cos_sin_cache, rope.is_neox_style)
-    return turned[0].view(query.shape), turned[1].view(key.shape)
 
 
 def attend(

@@ -29,6 +29,17 @@ def rotation(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
     return rope
 
 
+def rotated(
+    positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, rope: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By vLLM's kernel, which has this form on every device. query [t, heads, d], key [t, groups, d]. `rope`: see `rotation`."""
+    import vllm._custom_ops as ops
+
+    turned = query.flatten(1).clone(), key.flatten(1).clone()
+    ops.rotary_embedding(positions, *turned, query.shape[-1], rope.cos_sin_cache, rope.is_neox_style)
+    return turned[0].view(query.shape), turned[1].view(key.shape)
+
+
 class _Exact(torch.autograd.Function):
     """`kernel(*tensors)`, with the gradient of `formula(*tensors)`."""
 
@@ -44,9 +55,8 @@ class _Exact(torch.autograd.Function):
         with torch.enable_grad():
             inputs = [t.detach().requires_grad_(w) for t, w in zip(ctx.saved_tensors, wanted, strict=True)]
             out = ctx.formula(*inputs)
-        found = torch.autograd.grad(out, [t for t in inputs if t.requires_grad], gradients)
-        each = iter(found)
-        return None, None, *(next(each) if w else None for w in wanted)
+        slopes = iter(torch.autograd.grad(out, [t for t in inputs if t.requires_grad], gradients))
+        return None, None, *(next(slopes) if w else None for w in wanted)
 
 
 class _Linear(torch.autograd.Function):

@@ -1,7 +1,6 @@
 """vLLM's kernels on GPUs: those of its batch-invariant mode (VLLM_BATCH_INVARIANT), where a server computes without torch.compile."""
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 import vllm._custom_ops as ops
@@ -10,8 +9,12 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
 from vllm.v1.worker.gpu.sample.logprob import compute_token_logprobs
 
+from rljob_trainer.megatron.exact import functions
+
 current_platform.import_kernels()
 batch_invariant.resolve_tuned_matmul_configs()  # as a server does when it starts: sizes of tiles depend on them
+
+rotate = functions.rotated
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -33,15 +36,6 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
     torch.ops._C.silu_and_mul(out, x.contiguous())
     return out
-
-
-def rotate(
-    positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, rope: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """query [t, heads, d], key [t, groups, d]. `rope`: see functions.rotation."""
-    turned = query.flatten(1).clone(), key.flatten(1).clone()
-    ops.rotary_embedding(positions, *turned, query.shape[-1], rope.cos_sin_cache, rope.is_neox_style)
-    return turned[0].view(query.shape), turned[1].view(key.shape)
 
 
 def attend(

@@ -155,15 +155,15 @@ def choices(pieces: PaddedPieces, index: Index, most: int, at_once: int = AT_ONC
     queries, weights = picked(index.queries, pieces.queries), picked(index.weights, pieces.queries)
     keys, own = picked(index.keys, pieces.keys), pieces.last
     (n, width), count = pieces.queries.shape, pieces.keys.shape[1]
-    step, found = max(1, at_once // (n * count)), []
+    step, chosen = max(1, at_once // (n * count)), []
     for first in range(0, width, step):
         at = slice(first, min(first + step, width))
         last, end = own[:, at], at.stop if pieces.first is None else count
         scores = index_scores(queries[:, at], weights[:, at], keys[:, :end])
         later = torch.arange(end, device=last.device) > last[..., None]
         best = scores.masked_fill_(later, float("-inf")).topk(min(most, end), -1).indices
-        found.append(Choice(at, end, best.int(), last))
-    return found
+        chosen.append(Choice(at, end, best.int(), last))
+    return chosen
 
 
 def attend_to_chosen(
