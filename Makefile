@@ -57,7 +57,7 @@ $(VENV)/.installed: tests/requirements.txt pyproject.toml
 	touch $@
 
 .PHONY: check
-check: setup ## Format, lint, layers, types, generated files, fast tests (about 7 minutes on two cores)
+check: setup ## Format, lint, layers, types, generated files, fast tests (about 8 minutes on two cores)
 	$(AT_ONCE) lint $(FAST)
 
 .PHONY: lint
