@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rljob_api.families import has_delta_nets, language_of
-from rljob_api.indexers import FULL, LETTERS, SHARED, indexers_of
+from rljob_api.indexers import FULL, LETTERS, SHARED, indexers_of, scheduled_indexers
 
 MOST = 10**8
 """The largest number that any of them may have."""
@@ -61,6 +61,7 @@ def unfit(config: Mapping[str, Any]) -> list[Unfit]:
         *_dense_layers(language),
         *_layer_types(language),
         *_indexers(language),
+        *_schedule(language),
         *_tower(config.get("vision_config") or {}),
         *(one for key in ("rope_parameters", "rope_scaling") for one in _rope(key, language.get(key))),
     ]
@@ -103,6 +104,17 @@ def _indexers(language: Mapping[str, Any]) -> Iterator[Unfit]:
             yield Unfit(key, f"{len(value)} layers", f"must name num_hidden_layers = {layers}")
         elif [*value][:1] != [allowed[0]]:
             yield Unfit(key, value, "must give the first layer an indexer of its own")
+
+
+def _schedule(language: Mapping[str, Any]) -> Iterator[Unfit]:
+    """Where no list names them, the layers with indexers begin with the first one."""
+    every, offset = language.get("index_topk_freq"), language.get("index_skip_topk_offset")
+    counts = [_is_count(value, low) for value, low in ((every, 1), (offset, 0)) if value is not None]
+    if language.get("index_topk_pattern") or not all(counts):
+        return
+    if scheduled_indexers(dict(language) | {"num_hidden_layers": 1}) != [FULL]:
+        why = "the layers before it have indexers, and the first layer of all has no earlier one whose tokens it could take"
+        yield Unfit("index_skip_topk_offset", offset, f"must be from 1 with index_topk_freq = {every}: {why}")
 
 
 def _tower(vision: Mapping[str, Any]) -> Iterator[Unfit]:

@@ -1,0 +1,139 @@
+"""Models with which servers do not generate, and cuts that vLLM would refuse."""
+
+from typing import Any
+
+import pytest
+
+from api.model_configs import DENSE, EXPERTS, HYBRID, NEXT, SPARSE, M, P, T, check
+from api.specs import make_spec
+from rljob_api.families import FAMILIES
+from rljob_api.rules.model import model_violations
+
+
+@pytest.mark.parametrize("kind", ["glm_moe_dsa", "deepseek_v32"])
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_a_family_with_sparse_attention_is_trained_and_does_not_generate(kind: str, device: str) -> None:
+    config = SPARSE | {"model_type": kind, "indexer_rope_interleave": kind == "glm_moe_dsa"}
+    (found,) = model_violations(make_spec(trainer={"device": device}), config)
+    assert found.rule == f"nothing shows that vLLM generates with {kind} on a {device} as it is trained"
+    assert found.fix == "set spec.task to sft, dpo or pretrain"
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_a_family_that_generates_without_its_tower_alone_is_refused_with_the_way_to_that(
+    device: str, kind: str
+) -> None:
+    (found,) = model_violations(make_spec(trainer={"device": device}), {"model_type": kind})
+    assert found.rule == f"nothing shows that vLLM generates with {kind} on a {device} as it is trained"
+    way = "save its language model as a directory of its own, with transformers' AutoModelForCausalLM, or "
+    works = device in FAMILIES[FAMILIES[kind].language].servers
+    assert works == (device == "gpu")
+    assert found.fix == f"{way * works}set spec.task to sft, dpo or pretrain"
+
+
+@pytest.mark.parametrize("config", [HYBRID, NEXT | {"num_experts": 6}])
+def test_gated_delta_nets_generate_on_gpus_with_the_kernels_that_were_compared(config: dict[str, Any]) -> None:
+    def rules(**given: Any) -> list[tuple[str, str]]:
+        return [(v.field, v.fix) for v in model_violations(make_spec(**given), config)]
+
+    def servers(backend: str) -> dict[str, Any]:
+        return {"trainer": {"device": "gpu"}, "rollout": {"vllmArgs": {"gdn-prefill-backend": backend}}}
+
+    where = "spec.rollout.vllmArgs.gdn-prefill-backend"
+    assert rules(**servers("triton")) == []
+    assert rules(trainer={"device": "gpu"}) == rules(**servers("flashinfer")) == [(where, "set triton")]
+    assert rules(trainer={"device": "cpu"}) == [
+        ("spec.model.path", "set spec.trainer.device: gpu, or set spec.task to sft, dpo or pretrain")
+    ]
+
+
+def test_nothing_is_generated_on_a_device_where_that_is_not_proven() -> None:
+    biased = {"model_type": "gpt_oss", "vocab_size": 101}
+    (found,) = (v for v in model_violations(make_spec(), biased) if v.field == M and v.rule.startswith("nothing shows"))
+    assert found.rule == "nothing shows that vLLM generates with gpt_oss on a cpu as it is trained"
+    assert found.fix == "set spec.trainer.device: gpu, or set spec.task to sft, dpo or pretrain"
+    assert not [v for v in model_violations(make_spec(trainer={"device": "gpu"}), biased) if v.rule == found.rule]
+
+
+def test_latents_of_another_width_are_generated_with_on_gpus_alone() -> None:
+    narrow = {"model_type": "deepseek_v2", "kv_lora_rank": 32, "qk_rope_head_dim": 64, "vocab_size": 101}
+    (found,) = model_violations(make_spec(), narrow)
+    assert str(found) == (
+        "spec.model.path = /data/model: vLLM's CPU build computes latent attention with kv_lora_rank = 512 only, and the model has 32; set "
+        "spec.trainer.device: gpu, or set spec.task to sft, dpo or pretrain"
+    )
+    assert list(model_violations(make_spec(trainer={"device": "gpu"}), narrow)) == []
+    assert list(model_violations(make_spec(), narrow | {"kv_lora_rank": 512})) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "rollout", "field", "rule"),
+    [
+        (DENSE, {"tensorParallel": 3}, T, "num_attention_heads = 8 of the model is not divisible by it"),
+        (
+            DENSE,
+            {"pipelineParallel": 64},
+            "spec.rollout.pipelineParallel",
+            "some stages would have none of the model's",
+        ),
+        (
+            DENSE,
+            {"tensorParallel": 2, "expertParallel": True},
+            "spec.rollout.expertParallel",
+            "the model has no experts",
+        ),
+        (DENSE, {"dataParallel": 2}, "spec.rollout.dataParallel", "the model has no experts, so copies of it"),
+        (
+            EXPERTS,
+            {"dataParallel": 16, "expertParallel": True},
+            "spec.rollout.expertParallel",
+            "tensorParallel x dataParallel = 16 GPUs would share",
+        ),
+        (DENSE | {"num_key_value_heads": 3}, {"tensorParallel": 2}, T, "num_key_value_heads = 3 of the model must be"),
+        (DENSE | {"intermediate_size": 90}, {"tensorParallel": 4}, T, "intermediate_size = 90 of the model is not"),
+        (EXPERTS | {"moe_intermediate_size": 30}, {"tensorParallel": 4}, T, "moe_intermediate_size = 30 of the model"),
+        (DENSE | {"max_position_embeddings": 23}, {}, "spec.rollout.sampling.maxTokens", "the longest prompt and resp"),
+    ],
+)
+def test_what_vllm_would_refuse_is_found_before_a_server_starts(
+    config: dict[str, Any], rollout: dict[str, Any], field: str, rule: str
+) -> None:
+    sampling = {"sampling": {"maxTokens": 8}}
+    (found, *others) = model_violations(make_spec(rollout=sampling | rollout), config)
+    assert found.field == field and found.rule.startswith(rule)
+    assert all("intermediate_size" in v.rule for v in others)
+    replayed = make_spec(rollout=sampling | rollout, train={"steps": 1, "batches": {"replay": "/b"}})
+    assert not list(model_violations(replayed, config)), "nothing is generated"
+
+
+def test_positions_are_those_that_vllm_counts() -> None:
+    short = DENSE | {"max_position_embeddings": 12}
+    assert check(short | {"rope_scaling": {"type": "linear", "factor": 2.0}}) == []
+    yarn = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 12}
+    assert check(DENSE | {"max_position_embeddings": 24, "rope_scaling": yarn}) == []
+    assert check(short | {"rope_scaling": yarn}) != [], "the factor is in max_position_embeddings already"
+    allowed = make_spec(env=[{"name": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "value": "1"}])
+    assert not list(model_violations(allowed, short))
+    whole = make_spec(rollout={"tensorParallel": 2, "dataParallel": 2, "expertParallel": True})
+    assert not list(model_violations(whole, EXPERTS | {"moe_intermediate_size": 30}))
+
+
+def test_a_family_without_proven_generation_trains_without_rollouts() -> None:
+    config = EXPERTS | {"model_type": "gpt_oss", "rope_scaling": {"type": "yarn"}}
+    ((field, rule),) = check(config)
+    others = make_spec(
+        trainer={"device": "cpu", "nodes": 2, "parallelism": {"tensor": 2}},
+        train={"steps": 1, "batches": {"replay": "/b"}},
+    )
+    (cut,) = model_violations(others, config)
+    assert (cut.field, cut.fix) == (f"{P}.expertTensor", "set 1")
+    assert (field, rule) == (M, "nothing shows that vLLM generates with gpt_oss on a cpu as it is trained")
+    assert not list(model_violations(make_spec(train={"steps": 1, "batches": {"replay": "/b"}}), config))
+
+
+def test_experts_come_from_the_prefix_cache_which_must_be_on() -> None:
+    algorithm = {"rolloutCorrection": {"routerReplay": "rollout"}}
+    uncached = make_spec(algorithm=algorithm, rollout={"vllmArgs": {"enable-prefix-caching": False}})
+    (found,) = (v for v in model_violations(uncached, EXPERTS) if v.field.endswith("routerReplay"))
+    assert found.rule.endswith("vllmArgs.enable-prefix-caching is false")

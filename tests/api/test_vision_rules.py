@@ -1,0 +1,52 @@
+"""What is refused with images, and which models read them."""
+
+from typing import Any
+
+import pytest
+
+from api.model_configs import DENSE, VISION, P, check
+from api.specs import make_spec
+from rljob_api.rules.model import model_violations
+
+REWARD = {"rewards": [{"model": {"path": "/data/judge"}}], "data": {"train": ["/data/a.parquet"], "imageKey": "images"}}
+
+
+SEEN = [
+    ({"trainer": {"nodes": 2, "parallelism": {"pipeline": 2}}}, f"{P}.pipeline", "pipeline parallelism of models with a vision"),
+    ({"trainer": {"nodes": 2, "parallelism": {"context": 2}}}, f"{P}.context", "context parallelism of models with a vision"),
+    ({"trainer": {"nodes": 2, "overlap": {"gradReduce": True}}}, "spec.trainer.overlap.gradReduce", "a micro-batch without an image"),
+    ({"algorithm": {"advantage": "gae"}, "critic": {}}, "spec.critic", "a critic of the type qwen2_5_vl is not proven"),
+    ({"model": {"path": "/data/model", "lora": {}}}, "spec.model.lora", "adapters are refused in models of the type qwen2_5_vl: not proven with"),
+    ({"task": "rewardModel"}, "spec.task", "reward models of the type qwen2_5_vl are not proven"),
+    (REWARD, "spec.rewards[0].model", "reward models on the trainer's ranks read no images"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "field", "rule"), SEEN)
+def test_what_is_not_proven_with_images_is_refused_by_name(changes: dict[str, Any], field: str, rule: str) -> None:
+    (found,) = model_violations(make_spec(**changes), VISION)
+    assert found.field == field and found.rule.startswith(rule)
+
+
+def test_images_are_read_and_parts_are_frozen_where_there_is_a_tower() -> None:
+    data, frozen = {"train": ["/data/a.parquet"], "imageKey": "images"}, {"path": "/data/model", "freeze": ["vision"]}
+    spec = make_spec(data=data, model=frozen, task="sft")
+    assert list(model_violations(spec, VISION)) == []
+    refused = [(v.field, v.fix) for v in model_violations(spec, DENSE)]
+    fix = "remove it, or use one of qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe"
+    assert refused == [("spec.data.imageKey", fix), ("spec.model.freeze", fix)]
+    assert [v.fix for v in model_violations(make_spec(data=data), DENSE)] == [
+        fix.removesuffix(", qwen3_vl_moe, qwen3_5, qwen3_5_moe")
+    ]
+    whole = make_spec(
+        task="sft", model=frozen | {"freeze": ["projector", "vision"]}, trainer={"overlap": {"gradReduce": True}}
+    )
+    assert list(model_violations(whole, VISION)) == [], "nothing of the tower has a gradient"
+
+
+def test_a_language_model_in_a_section_of_its_own_keeps_the_rules() -> None:
+    assert set(check(VISION, tensor=3)) > set(check(DENSE, tensor=3)) != set()
+    odd = [rule for field, rule in check(VISION, tensor=2) if field == f"{P}.tensor"]
+    assert odd == ["vocab_size = 101 of a model with a vision tower is not divisible by it"]
+    flat = {key: value for key, value in VISION.items() if key != "text_config"} | DENSE | {"model_type": "qwen2_5_vl"}
+    assert check(flat | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}) == []
