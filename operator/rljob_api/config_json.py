@@ -165,6 +165,8 @@ class Latent:
     """Heads of the indexer that chooses the tokens of sparse attention; 0: a query attends to all before it."""
     index_head: int = 0
     """Width of one of its heads."""
+    chosen: int = 0
+    """Tokens that it chooses for a query."""
     indexed: float = 1.0
     """Share of the layers that have one of their own."""
 
@@ -181,6 +183,7 @@ class Latent:
             value=config["v_head_dim"],
             index_heads=config.get("index_n_heads") or 0,
             index_head=config.get("index_head_dim") or 0,
+            chosen=config.get("index_topk") or 0,
             indexed=indexers_of(config).count(FULL) / config["num_hidden_layers"],
         )
 

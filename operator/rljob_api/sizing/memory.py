@@ -114,13 +114,13 @@ def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
     after another. Only the reference has logits."""
     lay, needs = Layout.of(spec, role), []
     for share in fullest(spec, shape, role):
-        layer, activations, logits = passes(spec, shape, share, role)
+        forward, activations, logits = passes(spec, shape, share, role)
         n = trained_network(spec, lay, 0.0, *own_parameters(shape, lay, share))
         if role == names.ROLE_CRITIC:
             needs.append(TrainerMemory(n.parameters, n.gradients, n.optimizer, activations, 0.0, 0.0))
         else:
             needs.append(
-                TrainerMemory(n.parameters, 0.0, 0.0, layer, logits if role == names.ROLE_REFERENCE else 0.0, 0.0)
+                TrainerMemory(n.parameters, 0.0, 0.0, forward, logits if role == names.ROLE_REFERENCE else 0.0, 0.0)
             )
     return max(needs, key=lambda m: m.total)
 
@@ -223,7 +223,7 @@ def _phases(stage: Stage, weights: float, sent: float, awake: float) -> list[Pha
     sync, save = _models(networks, [policy], "parameters"), _models(networks, trained, "parameters", "optimizer")
     return [
         PhaseMemory("generate", rest.total, replace(rest, server=awake)),
-        PhaseMemory("score", scoring.total, replace(scoring, activations=stage.layer, logits=stage.logits)),
+        PhaseMemory("score", scoring.total, replace(scoring, activations=stage.forward, logits=stage.logits)),
         PhaseMemory("train", update.total, _fullest((update, passing))),
         PhaseMemory("sync", sync.total, replace(sync, buckets=sent, server=weights)),
         PhaseMemory("save", save.total, replace(save, server=awake)),

@@ -2,8 +2,8 @@
 
 Training: operations of all passes over the GPU's rate, at a share that its kernels reach, longer by the busiest stage and by the pipeline's bubble,
 (m + (p - 1)/v) / m with m micro-batches (Narayanan et al. arXiv 2104.04473 section 2.2); plus what communicators move (traffic.py) over NVLink where
-their ranks share a node, and over its network cards where not, without overlap; plus what offload moves over PCIe, and steps of
-the optimizer on the host (`offload.update`).
+their ranks share a node, and over its network cards where not, without overlap; plus what sparse attention computes besides (sparse_attention.py);
+plus what offload moves over PCIe, and steps of the optimizer on the host (`offload.update`).
 
 Generation: per token of a response the bytes of weights and of keys and values over the rate of the GPU's memory, or the operations over its rate if
 these take longer, and what launching costs; in as many rounds as the cache has room for less than all samples. In the mean of the time a sample has
@@ -22,7 +22,8 @@ from rljob_api.sizing.layout import Amounts, Layout, wanted_servers
 from rljob_api.sizing.memory import cache_memory, in_flight, rollout_memory
 from rljob_api.sizing.network import Cards
 from rljob_api.sizing.shape import BYTES, Shape
-from rljob_api.sizing.stage import operations, stages
+from rljob_api.sizing.sparse_attention import chooses, is_shared, scores
+from rljob_api.sizing.stage import operations, shares, stages
 from rljob_api.sizing.traffic import TrafficBytes, forward_passes
 from rljob_api.spec import RLJobSpec
 
@@ -90,16 +91,35 @@ def speed(spec: RLJobSpec, shape: Shape, machine: Machine) -> Speed:
 def _train(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     """Of all passes of a step."""
     lay, amounts = Layout.of(spec, names.ROLE_TRAINER), Amounts.of(spec)
-    again = 1 if spec.trainer.recompute.granularity == "full" else 0
+    again = spec.trainer.recompute.granularity == "full"
     epochs = spec.train.epochs_per_step
     passes = epochs * (3 + again + forward_passes(spec))
     busiest = max(operations(spec, shape)) * passes * amounts.samples_per_step / lay.data
-    kernels = KERNELS_OF_EXPERTS if shape.experts else KERNELS
-    computing = busiest / (lay.tensor * lay.context) / (machine.rates.operations * kernels)
+    computing = busiest / (lay.tensor * lay.context) / _kernels(shape, machine)
+    computing += _sparse_attention(spec, shape, machine)
     per_update = amounts.samples_per_mini_batch * amounts.longest / lay.data
     micro = max(1.0, per_update / spec.train.tokens_per_micro_batch)
     bubble = (micro + (lay.pipeline - 1) / lay.virtual_pipeline) / micro
     return (computing + _within_layers(spec, shape, machine)) * bubble + _between_steps(spec, shape, machine)
+
+
+def _kernels(shape: Shape, machine: Machine) -> float:
+    """Operations of a training pass per second."""
+    return machine.rates.operations * (KERNELS_OF_EXPERTS if shape.experts else KERNELS)
+
+
+def _sparse_attention(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
+    """Seconds of a rank for what its layers compute besides: scores in every forward pass, and attention a second time before its backward pass."""
+    if not chooses(spec, shape):
+        return 0.0
+    lay, amounts, epochs = Layout.of(spec, names.ROLE_TRAINER), Amounts.of(spec), spec.train.epochs_per_step
+    again = spec.trainer.recompute.granularity == "full" and not is_shared(shape)
+    computed, moved = scores(spec, shape)
+    scoring = computed / machine.rates.float32 + moved / (machine.rates.memory * READING)
+    attending = shape.work.square / shape.layers * amounts.longest**2 / lay.tensor / _kernels(shape, machine)
+    of_layer = epochs * ((1 + again + forward_passes(spec)) * scoring + attending)
+    layers = max(share.layers for share in shares(spec, shape))
+    return layers * of_layer * amounts.samples_per_step / (lay.data * lay.context)
 
 
 def _within_layers(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:

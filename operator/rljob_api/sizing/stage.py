@@ -13,7 +13,8 @@ With b bytes of a parameter, P the rank's own parameters, d the ranks that share
         without sequence parallelism the hidden part is not divided by t; full recomputation keeps the inputs of the layers that are
         computed again together, and has their activations then; of layers whose activations are in host memory (`cpu_offloading`), those of one
         are on their way; a stage holds as many
-        micro-batches as there are stages after it, itself included, interleaved (1 + (p-1)/(p v)) times as many (ibid. section 4.2.3)
+        micro-batches as there are stages after it, itself included, interleaved (1 + (p-1)/(p v)) times as many (ibid. section 4.2.3);
+        the tokens that sparse attention has chosen (sparse_attention.py), which no rank shares
     vision tower
         whole on every rank; what spec.model.freeze names has weights alone. Activations as if every token were of an image, none of a frozen tower
     logits
@@ -32,6 +33,7 @@ from typing import Any, Literal
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.shape import BYTES, Shape
+from rljob_api.sizing.sparse_attention import choices, is_shared, layers_kept
 from rljob_api.sizing.split import Unsplit, split
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.processes import Parallelism
@@ -106,8 +108,8 @@ class Stage:
 
     networks: list[ModelBytes]
     """The policy first."""
-    layer: float
-    """Activations of one layer of one micro-batch."""
+    forward: float
+    """Activations of a forward pass alone, of one micro-batch: those of one layer, and what layers take from earlier ones."""
     activations: float
     """Activations of all layers and micro-batches that wait for their backward pass."""
     logits: float
@@ -155,17 +157,21 @@ def operations(spec: RLJobSpec, shape: Shape) -> list[float]:
 
 
 def passes(spec: RLJobSpec, shape: Shape, share: StageLayers, role: str) -> tuple[float, float, float]:
-    """Bytes of a pass over the ranks that hold the role's model: activations of one layer and of all that wait, and logits, as in Stage."""
+    """Bytes of a pass over the ranks that hold the role's model: activations of a forward pass and of all that wait, and logits, as in Stage."""
     ranks, lay, width = spec.ranks_of(role), Layout.of(spec, role), BYTES[spec.model.dtype]
     tokens = ranks.tokens_per_micro_batch / lay.context
     layer = tokens * _layer(ranks.parallelism, shape, width)
     passed = tokens * width * shape.hidden / _cut(ranks.parallelism)
     whole, inputs, again = _kept(ranks, share.layers)
-    waiting = (whole * layer + inputs * passed) * _in_flight(lay, share.stage)
-    activations = waiting + again * layer + tokens * width * _seen(spec, shape)
+    chosen, shared = tokens * choices(spec, shape), is_shared(shape)
+    kept = share.layers if shared else layers_kept(ranks.recompute, share.layers, whole)
+    waiting = (whole * layer + inputs * passed + kept * chosen) * _in_flight(lay, share.stage)
+    alone = layer if shared else layer + chosen
+    activations = waiting + again * alone + tokens * width * _seen(spec, shape)
+    forward = layer + (share.layers if shared else 1) * chosen
     last = share.stage == lay.pipeline - 1
     logits = (width + FLOAT) * tokens * _outputs(spec, shape, lay) / lay.tensor if last else 0.0
-    return layer, activations, logits
+    return forward, activations, logits
 
 
 def _outputs(spec: RLJobSpec, shape: Shape, lay: Layout) -> float:

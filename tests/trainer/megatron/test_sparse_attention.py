@@ -22,14 +22,13 @@ from trainer.ranks import run_ranks
 
 KINDS = ("glm_moe_dsa", "deepseek_v32", "glm_moe_dsa, shared")
 LEARNS_NOTHING = {"optimizer": {"learningRate": 1e-30, "clipGrad": 0}}
+SELECTIVE = {"granularity": "selective", "modules": ["core_attn", "moe"]}
 CUTS: dict[str, dict[str, Any]] = {
     "small micro-batches": {"train": {"tokensPerMicroBatch": 40}},
     "tensor": {"trainer": {"nodes": 2, "parallelism": {"tensor": 2}}},
     "pipeline": {"trainer": {"nodes": 2, "parallelism": {"pipeline": 2}, "recompute": {"granularity": "full"}}},
     "context": {"trainer": {"nodes": 2, "parallelism": {"context": 2}}},
-    "recomputed": {
-        "trainer": {"nodes": 2, "parallelism": {"expert": 2}, "recompute": {"modules": ["core_attn", "moe"]}}
-    },
+    "recomputed": {"trainer": {"nodes": 2, "parallelism": {"expert": 2}, "recompute": SELECTIVE}},
 }
 
 

@@ -34,7 +34,8 @@ AT_ONCE = 2**25
 
 
 KNOWN = "rljob_chosen"
-"""On what describes a pack: the choices of layers that share theirs, by the layer's number."""
+"""On what describes a pack: the choices of layers that share theirs, by the layer's number, until the backward pass of that layer. A layer that is
+computed again finds its own there."""
 
 
 class Index(NamedTuple):
@@ -91,21 +92,35 @@ class SparseAttention(TEDotProductAttention):
         if packed_seq_params.max_seqlen_q <= self.most:
             out = super().forward(query, key, padded, packed_seq_params=packed_seq_params)
         else:
-            out = self._attend_to_some(query, key, padded, packed_seq_params, self._chosen(x, qr, packed_seq_params))
+            chosen = self._chosen(query, x, qr, packed_seq_params)
+            out = self._attend_to_some(query, key, padded, packed_seq_params, chosen)
         return out.unflatten(-1, (-1, query.shape[-1]))[..., : value.shape[-1]].flatten(-2)
 
-    @torch.no_grad()
-    def _chosen(self, x: torch.Tensor, qr: torch.Tensor, packed_seq_params: Any) -> "Chosen":
+    def _chosen(self, query: torch.Tensor, x: torch.Tensor, qr: torch.Tensor, packed_seq_params: Any) -> "Chosen":
         """Of this layer, or of the one whose choice it takes, in the same pass."""
+        if not self.shares:
+            return self._choose(x, qr, packed_seq_params)
         known: dict[int, Chosen] = vars(packed_seq_params).setdefault(KNOWN, {})
-        if self.indexer is None:
-            return known[self.source]
+        if self.indexer is not None:
+            if self.source not in known:
+                known[self.source] = self._choose(x, qr, packed_seq_params)
+            self._forget_after_backward(query, known)
+        return known[self.source]
+
+    def _forget_after_backward(self, query: torch.Tensor, known: dict[int, "Chosen"]) -> None:
+        """Layers that take this one's choice come after it, so that their backward passes are over before its own."""
+
+        def forget(_: torch.Tensor) -> None:
+            known.pop(self.source, None)
+
+        if query.requires_grad:
+            query.register_hook(forget)
+
+    @torch.no_grad()
+    def _choose(self, x: torch.Tensor, qr: torch.Tensor, packed_seq_params: Any) -> "Chosen":
         batches, _ = self._batches(packed_seq_params, x.device)
         index = self._index(x, qr, packed_seq_params)
-        chosen = [choices(b, index, self.most) if b.keys.shape[1] > self.most else [] for b in batches]
-        if self.shares:
-            known[self.source] = chosen
-        return chosen
+        return [choices(b, index, self.most) if b.keys.shape[1] > self.most else [] for b in batches]
 
     def _index(self, x: torch.Tensor, qr: torch.Tensor, packed_seq_params: Any) -> Index:
         assert self.indexer is not None
