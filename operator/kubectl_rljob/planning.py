@@ -198,13 +198,13 @@ class Plan:
         return volume_space(self.spec, shape) if shape and self.spec else None
 
     def traffic(self) -> dict[str, Flow]:
-        """What generation, an update of the servers and the hand-over of a batch send between nodes, where the model is known."""
+        """What generation, a sync of the servers and the hand-over of a batch send between nodes, where the model is known."""
         shape = self._shape()
         if shape is None or self.spec is None:
             return {}
         flows = {
             "generation": network.generation(self.spec, shape),
-            "update": network.update(self.spec, shape),
+            "sync": network.sync(self.spec, shape),
             "batch": network.hand_over(self.spec, shape),
         }
         return {name: flow for name, flow in flows.items() if flow.sent}

@@ -8,7 +8,7 @@ import pytest
 from api.specs import make_spec
 from rljob_api.config_json import Latent
 from rljob_api.sizing.layout import Amounts
-from rljob_api.sizing.network import Flow, cards, hand_over, owned, sample_bytes, update
+from rljob_api.sizing.network import Flow, cards, hand_over, owned, sample_bytes, sync
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
 
@@ -55,13 +55,13 @@ def test_owners_are_the_first_ranks_of_stages_and_of_expert_groups() -> None:
     assert {found[rank] for rank in (1, 2, 3, 9, 10, 11)} == {experts}
 
 
-def test_an_update_leaves_its_owners_once_and_is_passed_on_by_the_servers() -> None:
+def test_a_sync_leaves_its_owners_once_and_is_passed_on_by_the_servers() -> None:
     """So it takes as long for 64 servers as for two."""
     stage = 2 * (4 * DENSE.dense + DENSE.embedding)
 
     def flow(servers: int) -> Flow:
         rollout = {"tensorParallel": 8, "replicas": servers}
-        return update(spec(2, 8, {"tensor": 8, "pipeline": 2}, rollout=rollout), DENSE)
+        return sync(spec(2, 8, {"tensor": 8, "pipeline": 2}, rollout=rollout), DENSE)
 
     assert flow(1) == Flow(stage, 2 * stage, stage), "the last of the chain passes on nothing"
     assert flow(2) == flow(64) == Flow(2 * stage, 2 * stage, stage), "most go through the rank that owns a stage"
@@ -70,7 +70,7 @@ def test_an_update_leaves_its_owners_once_and_is_passed_on_by_the_servers() -> N
 @pytest.mark.parametrize(("tensor", "heads"), [(1, 2), (2, 1), (4, 1), (8, 1)])
 def test_a_worker_receives_its_slices_of_matrices_and_whole_heads_of_keys(tensor: int, heads: int) -> None:
     """Of two heads of keys and of values."""
-    received = update(spec(8, 8, {"tensor": 8, "pipeline": 8}, rollout={"tensorParallel": tensor}), DENSE)
+    received = sync(spec(8, 8, {"tensor": 8, "pipeline": 8}, rollout={"tensorParallel": tensor}), DENSE)
     head = 2 * 8 * 2 * 64 * 16
     rest = 2 * DENSE.parameters - 2 * head
     assert received.one == pytest.approx(max(rest / tensor + heads * head, 2 * (DENSE.dense + DENSE.embedding)))
@@ -78,21 +78,21 @@ def test_a_worker_receives_its_slices_of_matrices_and_whole_heads_of_keys(tensor
 
 def test_a_pod_of_a_server_that_divides_matrices_over_several_receives_its_slices_and_all_of_the_router() -> None:
     rollout = {"nodes": 2, "tensorParallel": 4, "replicas": 1}
-    found = update(spec(1, 8, {"expert": 8}, rollout=rollout), MOE)
+    found = sync(spec(1, 8, {"expert": 8}, rollout=rollout), MOE)
     router = 2 * 8 * 64 * 8
     assert found.received == pytest.approx((SHARED + EXPERTS - router) / 2 + router)
     one_head = 2 * 8 * 2 * 64 * 16
     assert found.one == max(
         (SHARED - 2 * one_head - router) / 4 + one_head + router + EXPERTS / 4, SHARED + EXPERTS / 8
     )
-    alone = update(spec(8, 1, {"expert": 8}, rollout=rollout), MOE)
+    alone = sync(spec(8, 1, {"expert": 8}, rollout=rollout), MOE)
     assert alone.sent == SHARED + EXPERTS / 8 > router, "which alone is passed on to the other pod"
 
 
 def test_a_worker_receives_all_of_what_makes_the_vectors_of_latent_attention() -> None:
     latent = Latent(query=32, key_value=16, content=16, rotated=8, value=16)
     shape = Shape(8, 64, 4, 4, 16, 128, 1000, latent=latent)
-    found = update(spec(8, 8, {"tensor": 8, "pipeline": 8}, rollout={"tensorParallel": 4}), shape)
+    found = sync(spec(8, 8, {"tensor": 8, "pipeline": 8}, rollout={"tensorParallel": 4}), shape)
     into = 2 * 8 * 64 * (32 + 16 + 8)
     assert found.one == pytest.approx((2 * shape.parameters - into) / 4 + into)
 
@@ -105,35 +105,35 @@ SHARED = 2 * MOE.parameters - EXPERTS
 def test_a_worker_of_a_spread_server_receives_its_own_experts_and_what_all_have(nodes: int) -> None:
     """So the experts of a pod arrive in it, and no others."""
     rollout = {"nodes": nodes, "tensorParallel": 2, "dataParallel": 2, "expertParallel": True, "replicas": 2}
-    found = update(spec(1, 8, {"expert": 8}, rollout=rollout), MOE)
+    found = sync(spec(1, 8, {"expert": 8}, rollout=rollout), MOE)
     assert found.received == pytest.approx(SHARED + EXPERTS / nodes)
     assert found.one == pytest.approx(SHARED + EXPERTS / 8), "the rank that owns most sends more than a worker receives"
     assert found.sent == pytest.approx(SHARED + EXPERTS)
-    copies = update(spec(1, 8, {"expert": 8}, rollout=rollout | {"tensorParallel": 1, "nodes": 1}), MOE)
+    copies = sync(spec(1, 8, {"expert": 8}, rollout=rollout | {"tensorParallel": 1, "nodes": 1}), MOE)
     assert copies.one == pytest.approx(SHARED + EXPERTS / 2), "copies have all that is no expert"
-    whole = update(spec(1, 8, {"expert": 8}, rollout={"tensorParallel": 4, "replicas": 2}), MOE)
+    whole = sync(spec(1, 8, {"expert": 8}, rollout={"tensorParallel": 4, "replicas": 2}), MOE)
     assert whole.received == pytest.approx(SHARED + EXPERTS)
 
 
 def test_what_one_spread_server_of_two_pods_passes_on_is_what_both_have() -> None:
     rollout = {"nodes": 2, "dataParallel": 2, "expertParallel": True, "replicas": 1}
-    found = update(spec(8, 1, {"expert": 8}, rollout=rollout), MOE)
+    found = sync(spec(8, 1, {"expert": 8}, rollout=rollout), MOE)
     assert found.sent == pytest.approx(max(SHARED, SHARED + EXPERTS / 8)) and found.received == SHARED + EXPERTS / 2
 
 
 def test_a_stage_of_a_server_receives_its_own_layers() -> None:
     rollout = {"nodes": 2, "pipelineParallel": 2, "tensorParallel": 2, "replicas": 2}
-    found = update(spec(1, 8, {"tensor": 8}, rollout=rollout), DENSE)
+    found = sync(spec(1, 8, {"tensor": 8}, rollout=rollout), DENSE)
     assert found.received == pytest.approx(2 * (4 * DENSE.dense + DENSE.embedding))
-    together = update(spec(1, 8, {"tensor": 8}, rollout=rollout | {"nodes": 1}), DENSE)
+    together = sync(spec(1, 8, {"tensor": 8}, rollout=rollout | {"nodes": 1}), DENSE)
     assert together.received == pytest.approx(2 * DENSE.parameters)
 
 
-def test_an_update_of_colocated_servers_crosses_nodes_only_from_stages_on_others() -> None:
+def test_a_sync_of_colocated_servers_crosses_nodes_only_from_stages_on_others() -> None:
     together = {"placement": "colocated", "tensorParallel": 8}
-    assert update(spec(2, 8, {"tensor": 8}, rollout=together), DENSE).sent == 0
+    assert sync(spec(2, 8, {"tensor": 8}, rollout=together), DENSE).sent == 0
     stage = 2 * (4 * DENSE.dense + DENSE.embedding)
-    assert update(spec(2, 8, {"tensor": 8, "pipeline": 2}, rollout=together), DENSE).received == stage
+    assert sync(spec(2, 8, {"tensor": 8, "pipeline": 2}, rollout=together), DENSE).received == stage
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_pod_receives_the_stages_that_it_does_not_have_once_for_each_of_its_co
     layers = DENSE.layers // sizes["pipeline"]
     ends = min(missing, 2 if sizes["pipeline"] > 2 else 1)
     expected = copies * 2 * (missing * layers * DENSE.dense + ends * DENSE.embedding)
-    found = update(spec(nodes, 8, sizes, rollout=together), DENSE)
+    found = sync(spec(nodes, 8, sizes, rollout=together), DENSE)
     assert found == Flow(expected, expected, expected / 8), "every rank receives its shard, through a card of its own"
 
 
@@ -162,14 +162,14 @@ def test_experts_reach_a_pod_once_for_each_of_their_copies_and_between_pods_wher
     together = {"placement": "colocated", "tensorParallel": 8}
 
     def received(nodes: int, **sizes: int) -> float:
-        return update(spec(nodes, 8, sizes, rollout=together), MOE).received
+        return sync(spec(nodes, 8, sizes, rollout=together), MOE).received
 
     experts, rest = 2 * 8 * MOE.mixed, 2 * (MOE.parameters - 8 * MOE.mixed)
     assert received(2, pipeline=2, expert=8) == pytest.approx(experts / 2 + 8 * rest / 2)
     assert received(2, pipeline=2, expert=4) == pytest.approx(2 * experts / 2 + 8 * rest / 2)
     assert received(2, expert=8) == 0, "each pod has all of them"
     wide = Shape(8, 64, 4, 2, 16, 0, 1000, experts=16, experts_per_token=2, expert_feed_forward=32)
-    crossing = update(spec(2, 8, {"expert": 16}, rollout=together), wide)
+    crossing = sync(spec(2, 8, {"expert": 16}, rollout=together), wide)
     half = 2 * 8 * wide.mixed / 2
     assert crossing == Flow(half, half, half), "one rank of a pod takes what the other pod has"
 

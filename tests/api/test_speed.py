@@ -99,7 +99,7 @@ def test_what_costs_time_does() -> None:
     again = seconds(recompute={"granularity": "full"})
     assert 1.15 < again.train / plain.train < 1.35, "one forward pass more than three passes"
     assert seconds("400g").train > plain.train, "expert groups and pipelines cross nodes"
-    assert seconds("400g").update == pytest.approx(8 * plain.update), "every rank of a pod receives its shard"
+    assert seconds("400g").sync == pytest.approx(8 * plain.sync), "every rank of a pod receives its shard"
     assert seconds(parallelism={"virtualPipeline": 1, "pipeline": 8}).train == plain.train
     one_stage_less = {"transformerConfig": {"num_layers_in_first_pipeline_stage": 17}}
     assert seconds(**one_stage_less).train > 1.15 * plain.train, "the busiest stage has 17 layers in place of 12"
@@ -112,8 +112,8 @@ def test_generation_and_training_share_the_time_where_they_have_gpus_of_their_ow
     apart = {"placement": "separate", "replicas": 4}
     waiting = step(QWEN_7B, rollout=apart, trainer={"parallelism": {"tensor": 2}})
     ahead = step(QWEN_7B, rollout=apart, trainer={"parallelism": {"tensor": 2}}, train={"staleness": 1})
-    assert waiting.seconds == pytest.approx(waiting.generate + waiting.train + waiting.update)
-    assert ahead.seconds == pytest.approx(max(ahead.generate, ahead.train) + ahead.update)
+    assert waiting.seconds == pytest.approx(waiting.generate + waiting.train + waiting.sync)
+    assert ahead.seconds == pytest.approx(max(ahead.generate, ahead.train) + ahead.sync)
     assert ahead.tokens_per_second > waiting.tokens_per_second
 
 

@@ -362,16 +362,16 @@ def test_a_steps_seconds_are_those_by_which_suggestions_are_ranked_and_called_mo
 ) -> None:
     assert plan("--gpu", "h100") == 0
     page = capsys.readouterr().out
-    row = re.findall(r"\ngenerate, train and update +([\d,.]+) +([\d,.]+) +([\d,.]+) +([\d,.]+) +([\d,]+)\n", page)
+    row = re.findall(r"\ngenerate, train and sync +([\d,.]+) +([\d,.]+) +([\d,.]+) +([\d,.]+) +([\d,]+)\n", page)
     assert len(row) == 1 and "\nModelled and never measured for this job, with 8x400g a node, " in page
-    generate, train, update, whole = (float(seconds.replace(",", "")) for seconds in row[0][:4])
-    assert whole == pytest.approx(generate + train + update, abs=0.2)
+    generate, train, sync, whole = (float(seconds.replace(",", "")) for seconds in row[0][:4])
+    assert whole == pytest.approx(generate + train + sync, abs=0.2)
     assert "within 15 % for training and 25 % for generation" in page
     plan("--gpu", "h100", "-o", "json", "--network", "400g")
     (found,) = json.loads(capsys.readouterr().out)
     plan("--gpu", "h100", "-o", "json", "--network", "400g", "--suggest")
     (suggested,) = json.loads(capsys.readouterr().out)
-    fastest = min(one["generate"] + one["train"] + one["update"] for one in suggested["suggestions"])
+    fastest = min(one["generate"] + one["train"] + one["sync"] for one in suggested["suggestions"])
     assert fastest <= found["modelledStep"]["seconds"] + 0.01
 
 
@@ -386,4 +386,4 @@ def test_ahead_of_the_policy_a_step_takes_the_longer_part(capsys: pytest.Capture
     main(["plan", "-f", str(ahead / "rljob.yaml"), "--model", str(ahead), "--offline", "--gpu", "h100", "-o", "json"])
     (found,) = json.loads(capsys.readouterr().out)
     step = found["modelledStep"]
-    assert step["seconds"] == pytest.approx(max(step["generate"], step["train"]) + step["update"], abs=0.01)
+    assert step["seconds"] == pytest.approx(max(step["generate"], step["train"]) + step["sync"], abs=0.01)

@@ -29,7 +29,7 @@ KV cache of a server: 7.0 GiB per GPU would hold all samples in flight at their 
 Volume: 4 checkpoints of 106.6 GB, 1 export of 15.2 GB; 441.7 GB in all, at most
 
 BETWEEN NODES, GB          OUT OF A POD   INTO A POD   SECONDS (--network)
-an update of the servers   15.2           15.2         -
+a sync of the servers      15.2           15.2         -
 the hand-over of a batch   0.0            0.0          -
 
 Placement on 3 nodes, as free now:

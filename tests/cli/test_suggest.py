@@ -195,7 +195,7 @@ def test_a_job_that_generates_nothing_has_suggestions_without_servers(
     arguments = ["--model", str(EXAMPLES / "qwen2.5-7b-gsm8k"), "--gpu", "h100", "--offline", "--suggest"]
     assert main(["plan", "-f", str(tmp_path / "job.yaml"), *arguments, "-o", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert found["suggestions"] and all(one["generate"] == one["update"] == 0 for one in found["suggestions"])
+    assert found["suggestions"] and all(one["generate"] == one["sync"] == 0 for one in found["suggestions"])
     assert not any("rollout.tensorParallel" in one["settings"] for one in found["suggestions"])
     assert main(["plan", "-f", str(tmp_path / "job.yaml"), *arguments]) == 0
     assert "   -        " in capsys.readouterr().out

@@ -10,7 +10,7 @@ from kubectl_rljob.__main__ import main
 from rljob_api.rules import validate
 from rljob_api.sizing.devices import device
 from rljob_api.sizing.memory import GIB, phases
-from rljob_api.sizing.network import cards, hand_over, update
+from rljob_api.sizing.network import cards, hand_over, sync
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.speed import Machine, speed
 from rljob_api.sizing.traffic import links
@@ -85,7 +85,7 @@ def test_a_large_recipe_takes_as_long_as_its_page_says(path: Path) -> None:
         cards("8x400g"),
     )
     assert shape and h100.rates
-    sent, taken = update(spec, shape), speed(spec, shape, Machine(h100.rates, h100.bytes, network))
+    sent, taken = sync(spec, shape), speed(spec, shape, Machine(h100.rates, h100.bytes, network))
     numbers = [
         f"{sent.sent / 1e9:,.1f}",
         f"{sent.received / 1e9:,.1f}",

@@ -155,7 +155,7 @@ def _gib(count: float | None) -> str:
 
 FLOWS = {
     "generation": "generation of a step",
-    "update": "an update of the servers",
+    "sync": "a sync of the servers",
     "batch": "the hand-over of a batch",
 }
 
@@ -177,9 +177,9 @@ def between_nodes(traffic: Mapping[str, Flow], cards: Cards | None) -> str:
 
 def step(taken: Speed, cards: str) -> str:
     """Seconds of a step by phase, and how far the model that says so was compared with measurements."""
-    header = ("STEP, SECONDS BY THE MODEL", "GENERATE", "TRAIN", "UPDATE", "IN ALL", "TOKENS/S")
-    seconds = [f"{part:,.1f}" for part in (taken.generate, taken.train, taken.update, taken.seconds)]
-    how = "the longer of generate and train, and update" if taken.overlapped else "generate, train and update"
+    header = ("STEP, SECONDS BY THE MODEL", "GENERATE", "TRAIN", "SYNC", "IN ALL", "TOKENS/S")
+    seconds = [f"{part:,.1f}" for part in (taken.generate, taken.train, taken.sync, taken.seconds)]
+    how = "the longer of generate and train, and sync" if taken.overlapped else "generate, train and sync"
     row = (how, *seconds, f"{taken.tokens_per_second:,.0f}")
     note = (
         f"Modelled and never measured for this job, with {cards} a node, every sample at its longest, without evaluations and checkpoints.\n"

@@ -239,7 +239,7 @@ def tokens(spec: RLJobSpec) -> list[str]:
 
 HEADER = (
     *("#", "TRAINER", "RECOMPUTE", "SERVER", "GIB OF A GPU", "OF A HOST", "KV CACHE"),
-    *("GENERATE", "TRAIN", "UPDATE", "TOKENS/S"),
+    *("GENERATE", "TRAIN", "SYNC", "TOKENS/S"),
 )
 
 ON_HOST = "With the optimizer on GPUs none fits into 95 %: its steps are taken on the host (docs/sizing.md#optimizer-steps-on-the-host)."
@@ -294,7 +294,7 @@ def _row(number: int, suggestion: Suggestion) -> tuple[Any, ...]:
         f"{max(phase.total for phase in suggestion.plan.phases()) / GIB:.1f}",
         f"{host.total / GIB:.0f}",
         f"{cache.there / GIB:.1f}" if cache else "-",
-        *(f"{seconds:.1f}" for seconds in (suggestion.speed.generate, suggestion.speed.train, suggestion.speed.update)),
+        *(f"{seconds:.1f}" for seconds in (suggestion.speed.generate, suggestion.speed.train, suggestion.speed.sync)),
         f"{suggestion.speed.tokens_per_second:,.0f}",
     )
 

@@ -83,7 +83,7 @@ def _bytes(plan: Plan) -> dict[str, Any]:
         for name, flow in traffic.items():
             out["traffic"][name]["seconds"] = round(flow.seconds(plan.cards), 3)
     if taken := plan.speed():
-        parts = {"generate": taken.generate, "train": taken.train, "update": taken.update, "seconds": taken.seconds}
+        parts = {"generate": taken.generate, "train": taken.train, "sync": taken.sync, "seconds": taken.seconds}
         out["modelledStep"] = {name: round(seconds, 3) for name, seconds in parts.items()}
         out["modelledStep"]["tokensPerSecond"] = round(taken.tokens_per_second)
     if outside := plan.outside():

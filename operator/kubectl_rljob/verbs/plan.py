@@ -62,7 +62,7 @@ from rljob_placement.devices import API, KINDS, NOT_SERVED, Devices
 @click.option(
     "--network",
     metavar="RATE",
-    help="network cards of a node, for example 400g, or 8x400g for eight of 400 Gbit/s: shows the least seconds of an update and of a batch",
+    help="network cards of a node, for example 400g, or 8x400g for eight of 400 Gbit/s: shows the least seconds of a sync and of a batch",
 )
 @click.option(
     "--suggest",

@@ -1,12 +1,13 @@
-"""What crosses the network cards of the busiest node at an update of the servers and at the hand-over of a batch, and how long that takes at least.
+"""What crosses the network cards of the busiest node at a sync, which takes a new policy to the servers, and at the hand-over of a batch, and
+how long that takes at least.
 
-Update: every part of the policy has one owner among the ranks (`megatron/export.py` in the trainer): what a pipeline stage shares, the first rank of
+Sync: every part of the policy has one owner among the ranks (`megatron/export.py` in the trainer): what a pipeline stage shares, the first rank of
 its first copy; experts, the first rank of their group. An owner sends its part once, through a chain of all servers in pods
 of their own, each of which passes on what it receives: no more leaves a node than the policy, however many servers there are. A worker receives no
 tensors that it does not have: those of other pipeline stages, and with `expertParallel` experts of other workers. Of matrices that
 tensor-parallel workers divide, it receives its own slice.
 
-Update of colocated servers: every rank gathers the whole policy (`Exporter.tensors`), and the first of a pod passes it to the pod's servers. The
+Sync of colocated servers: every rank gathers the whole policy (`Exporter.tensors`), and the first of a pod passes it to the pod's servers. The
 stages of each copy of the model broadcast to each other what they have, every rank its shard, so that the stages which a pod does not have reach it
 once for each of its copies. Ranks then exchange their shards, over the network only where a group of experts is larger than a pod.
 
@@ -112,7 +113,7 @@ def _parts(spec: RLJobSpec, shape: Shape) -> dict[int, _Part]:
     return parts
 
 
-def update(spec: RLJobSpec, shape: Shape) -> Flow:
+def sync(spec: RLJobSpec, shape: Shape) -> Flow:
     """Of a new policy for all servers."""
     if spec.supervised:
         return NOTHING
@@ -128,7 +129,7 @@ def update(spec: RLJobSpec, shape: Shape) -> Flow:
 
 
 class _Arriving(NamedTuple):
-    """Bytes of an update that a server receives."""
+    """Bytes of a sync that a server receives."""
 
     pod: float
     """In the pod that receives most, however many of its workers need a tensor."""
@@ -169,7 +170,7 @@ def generation(spec: RLJobSpec, shape: Shape) -> Flow:
 
 
 def _broadcast(spec: RLJobSpec, shape: Shape) -> Flow:
-    """Of an update of colocated servers. No pod sends more than what the pod with the smallest stages receives: it passes on all but one stage."""
+    """Of a sync of colocated servers. No pod sends more than what the pod with the smallest stages receives: it passes on all but one stage."""
     lay, per_pod, parts = Layout.of(spec, names.ROLE_TRAINER), spec.trainer.processes_per_node, _parts(spec, shape)
     of_stage = lay.world // lay.pipeline
     ranks = min(per_pod, of_stage)

@@ -40,8 +40,8 @@ PCIE = 25e9
 """Bytes per second between a GPU and host memory."""
 
 
-UPDATED = 24e9
-"""Bytes of the optimizer's states, 12 a parameter, that a rank's share of the host updates in a second: with 16 CPUs of an H100's host."""
+ON_HOST = 24e9
+"""Bytes of the optimizer's states, 12 a parameter, that a rank's share of the host takes a step with in a second: 16 CPUs of an H100's host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class Speed:
 
     generate: float
     train: float
-    update: float
+    sync: float
+    """Of the servers, to the new policy."""
     tokens: float
     """Of prompts and responses in a step, at most."""
     overlapped: bool
@@ -69,7 +70,7 @@ class Speed:
     @property
     def seconds(self) -> float:
         both = max(self.generate, self.train) if self.overlapped else self.generate + self.train
-        return both + self.update
+        return both + self.sync
 
     @property
     def tokens_per_second(self) -> float:
@@ -82,7 +83,7 @@ def speed(spec: RLJobSpec, shape: Shape, machine: Machine) -> Speed:
     return Speed(
         generate=0.0 if spec.supervised else _generate(spec, shape, machine),
         train=_train(spec, shape, machine),
-        update=network.update(spec, shape).seconds(machine.cards),
+        sync=network.sync(spec, shape).seconds(machine.cards),
         tokens=float(amounts.samples_per_step * amounts.longest),
         overlapped=apart and spec.train.staleness > 0,
     )
@@ -142,7 +143,7 @@ def _between_steps(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
         max(sum(n.moved for n in own) for own in networks),
         max(sum(n.updated for n in own) for own in networks),
     )
-    return reduced + 2 * moved / PCIE + Amounts.of(spec).updates * updated / UPDATED
+    return reduced + 2 * moved / PCIE + Amounts.of(spec).updates * updated / ON_HOST
 
 
 def _volumes(spec: RLJobSpec, shape: Shape) -> TrafficBytes:

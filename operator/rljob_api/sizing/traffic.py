@@ -60,7 +60,7 @@ class TrafficBytes:
     expert_data: float
     pipeline: float
     weights: float
-    """Bytes of an update of the rollouts, from one pod to the next."""
+    """Bytes of a sync of the rollouts, from one pod to the next."""
 
     @staticmethod
     def of(spec: RLJobSpec, shape: Shape, role: str, trainings: float, forwards: float) -> "TrafficBytes":
@@ -91,7 +91,7 @@ class TrafficBytes:
 
 
 def _sent(spec: RLJobSpec, shape: Shape) -> float:
-    """Parameters of an update of the rollouts. One A of several matrices is sent for each of them, which is left out here."""
+    """Parameters of a sync of the rollouts. One A of several matrices is sent for each of them, which is left out here."""
     lora = spec.model.lora
     return shape.layers * shape.adapters(lora) if lora and lora.sync == "adapters" else shape.parameters
 
