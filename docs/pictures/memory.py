@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from docs.pictures.svg import Canvas
+from kubectl_rljob import gib
 from rljob_api.sizing.memory import GIB, PhaseMemory, phases
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
@@ -24,10 +25,11 @@ MEANING = {
     "save": "checkpoint",
 }
 PARTS = (
-    ("state", "trainer", "parameters, gradients, optimizer"),
-    ("estimate", "control", "activations, logits, buffers"),
-    ("server", "rollout", "vLLM: weights, KV cache"),
+    (("weights", "gradients", "optimizer"), "trainer", "weights, gradients, optimizer"),
+    (("activations", "logits", "buckets", "outside"), "control", "activations, logits, buffers"),
+    (("server",), "rollout", "vLLM: weights, KV cache"),
 )
+"""Columns of `plan`'s table that have a colour in common."""
 
 
 def draw(theme: dict[str, str]) -> Canvas:
@@ -45,9 +47,9 @@ def draw(theme: dict[str, str]) -> Canvas:
 
 def axis(c: Canvas) -> None:
     bottom = TOP + 5 * ROW
-    for gib in range(0, 80, 20):
-        c.line(LEFT + SCALE * gib, TOP, LEFT + SCALE * gib, bottom)
-        c.text(LEFT + SCALE * gib, bottom + 20, f"{gib} GiB" if gib else "0", 12, "muted", "middle")
+    for size in range(0, 80, 20):
+        c.line(LEFT + SCALE * size, TOP, LEFT + SCALE * size, bottom)
+        c.text(LEFT + SCALE * size, bottom + 20, f"{size} GiB" if size else "0", 12, "muted", "middle")
     edge = LEFT + SCALE * DEVICE
     c.line(edge, TOP - 6, edge, bottom, "bad", 2)
     c.text(edge, bottom + 20, f"{DEVICE} GiB", 12, "bad", "middle")
@@ -57,14 +59,15 @@ def bar(c: Canvas, y: float, phase: PhaseMemory) -> None:
     c.text(10, y + 13, phase.name, 14, bold=True)
     c.text(10, y + 28, MEANING[phase.name], 11, "muted")
     x = float(LEFT)
-    for part, colour, _ in PARTS:
-        wide = SCALE * getattr(phase, part) / GIB
+    for parts, colour, _ in PARTS:
+        held = gib.total(getattr(phase.parts, part) for part in parts)
+        wide = SCALE * held
         if wide:
             c.box(x, y, max(1.0, wide - 1), 28, f"{colour}-soft", colour, 3)
         if wide > 40:
-            c.text(x + wide / 2, y + 19, f"{getattr(phase, part) / GIB:.1f}", 12, colour, "middle")
+            c.text(x + wide / 2, y + 19, f"{held:.1f}", 12, colour, "middle")
         x += wide
-    c.text(x + 8, y + 19, f"{phase.total / GIB:.1f}", 13, bold=True)
+    c.text(x + 8, y + 19, gib.whole(phase.parts), 13, bold=True)
 
 
 def legend(c: Canvas) -> None:

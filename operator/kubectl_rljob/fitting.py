@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from kubectl_rljob import gib
 from kubectl_rljob.remedies import Remedy
 from rljob_api.rules import Violation
 from rljob_api.sizing.devices import Gpu
-from rljob_api.sizing.memory import GIB, CacheMemory, PhaseMemory, TrainerMemory
-from rljob_api.sizing.replica import longest_context
+from rljob_api.sizing.host import HostMemory
+from rljob_api.sizing.memory import CacheMemory, PhaseMemory, TrainerMemory
+from rljob_api.sizing.replica import RolloutHost, longest_context
 from rljob_api.sizing.server_arguments import may_be_smaller
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
@@ -52,12 +54,12 @@ def of_trainer(
 
 def of_gangs(spec: RLJobSpec, gangs: Mapping[str, TrainerMemory], device: Gpu) -> Iterator[Violation]:
     for role, needed in gangs.items():
-        certain = needed.weights + needed.gradients + needed.optimizer
-        if certain > device.bytes:
-            rule = f"its weights, gradients and optimizer take {gib(certain)} of a GPU"
+        certain = needed.weights, needed.gradients, needed.optimizer
+        if sum(certain) > device.bytes:
+            rule = f"its weights, gradients and optimizer take {gib.total(certain):.1f} GiB of a GPU"
             yield Violation(spec.field_of(role), _gpu(device), rule, FIX)
         elif needed.total > FAR * device.bytes:
-            rule = f"it takes {gib(needed.total)} of a GPU, more than {FAR:g} times what there is"
+            rule = f"it takes {gib.whole(needed)} GiB of a GPU, more than {FAR:g} times what there is"
             yield Violation(spec.field_of(role), _gpu(device), rule, FIX)
 
 
@@ -65,7 +67,7 @@ def of_servers(spec: RLJobSpec, caches: Mapping[str, float], device: Gpu) -> Ite
     """`caches`: bytes that are left for keys and values, by role."""
     for role, there in caches.items():
         if there <= 0 and not may_be_smaller(arguments(spec, role)):
-            rule = f"the weights of a server take {gib(-there)} per GPU more than vLLM may have there"
+            rule = f"the weights of a server take {gib.text(-there)} GiB per GPU more than vLLM may have there"
             fix = f"raise {spec.field_of(role)}.tensorParallel, or gpu-memory-utilization in its vllmArgs"
             yield Violation(f"{spec.field_of(role)}.tensorParallel", str(spec.processes_of(role)), rule, fix)
 
@@ -92,11 +94,11 @@ def short_caches(spec: RLJobSpec, cache: CacheMemory) -> Iterator[str]:
         yield f"in servers of spec.rollout, whose cache has room for {room:,.0f} of the {longest:,} tokens of a sample"
 
 
-def of_host(role: str, held: float, template: Template) -> Iterator[Violation]:
-    """`held`: bytes in the host memory of a pod of that template."""
+def of_host(role: str, held: HostMemory | RolloutHost, template: Template) -> Iterator[Violation]:
+    """`held`: in the host memory of a pod of that template."""
     limit = template.memory_limit
-    if limit and held > limit:
-        rule = f"the job keeps {gib(held)} in the host memory of a {role} pod, which would end with OOMKilled"
+    if limit and held.total > limit:
+        rule = f"the job keeps {gib.whole(held)} GiB in the host memory of a {role} pod, which would end with OOMKilled"
         fix = "raise it, or lower what is kept there: docs/sizing.md#host-memory"
         if limit < SMALLEST:
             fix = f"write its unit, for example {template.resources.limits['memory']}Gi: without one it is bytes"
@@ -106,12 +108,8 @@ def of_host(role: str, held: float, template: Template) -> Iterator[Violation]:
 
 
 def _named(phases: Sequence[PhaseMemory]) -> str:
-    return ", ".join(f"{p.name} ({gib(p.total)})" for p in phases)
+    return ", ".join(f"{p.name} ({gib.whole(p.parts)} GiB)" for p in phases)
 
 
 def _gpu(device: Gpu) -> str:
-    return f"GPUs of {gib(device.bytes)}"
-
-
-def gib(count: float) -> str:
-    return f"{count / GIB:.1f} GiB"
+    return f"GPUs of {gib.text(device.bytes)} GiB"

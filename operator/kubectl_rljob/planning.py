@@ -228,11 +228,11 @@ class Plan:
         if counted is None:
             return []
         spec, shape = counted
-        trainers = fitting.of_host("trainer", host_memory(spec, shape).total, spec.trainer.template)
+        trainers = fitting.of_host("trainer", host_memory(spec, shape), spec.trainer.template)
         if not self.device:
             return [*trainers]
         arriving = self.arrival()
-        rollouts = fitting.of_host("rollout", arriving[1].total, spec.rollout.template) if arriving else ()
+        rollouts = fitting.of_host("rollout", arriving[1], spec.rollout.template) if arriving else ()
         gangs = {role: gang_memory(spec, self.others.get(role, shape), role) for role in spec.gangs}
         return [
             *fitting.of_trainer(self.phases(), self.device, partial(remedy, spec, shape, self.device.bytes)),

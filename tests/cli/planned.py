@@ -10,14 +10,14 @@ ON_80_GB = """\
 TRAINER, BY PHASE   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   BUCKETS   OUTSIDE   SERVER   OF 79.1
 generate            -         -           -           -             -        -         6.0       31.6     37.6
 score               7.1       -           -           0.6           3.5      -         6.0       -        17.2
-train               7.1       14.2        -           16.9          3.5      -         6.0       -        47.7
-sync                7.1       -           -           -             -        4.0       6.0       14.2     31.3
-save                7.1       -           10.6        -             -        -         6.0       31.7     55.4
+train               7.1       14.2        -           17.0          3.5      -         6.0       -        47.8
+sync                7.1       -           -           -             -        4.1       6.0       14.2     31.4
+save                7.1       -           10.6        -             -        -         6.0       31.6     55.3
 GiB per GPU of all models on a rank, when most is held; OUTSIDE is of no tensor, BUCKETS are weights on their way to servers
 
 Fits, by the estimate
 
-Host memory of a trainer pod: 297.9 GiB (141.8 for offload, 56.7 for the reference, 99.3 for a checkpoint), \
+Host memory of a trainer pod: 297.8 GiB (141.8 for offload, 56.7 for the reference, 99.3 for a checkpoint), \
 and what its processes need in any case; limits.memory: 768.0 GiB
 
 KV cache of a server: at most 17.5 GiB per GPU, 326,845 tokens; 21.0 GiB per GPU would hold all samples in flight at their longest

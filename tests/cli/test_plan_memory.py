@@ -25,7 +25,7 @@ def test_a_phase_that_cannot_fit_or_may_not_is_named(capsys: pytest.CaptureFixtu
     assert "\nDoes not fit in save, and by the estimate not in train\n" in out
     assert out.endswith(
         "Every rule holds, and the job does not fit:\n\nspec.trainer = GPUs of 40.0 GiB\n"
-        "    the job does not fit in save (47.7 GiB), and by the estimate not in train (47.7 GiB): ranks would refuse to start\n"
+        "    the job does not fit in save (47.7 GiB), and by the estimate not in train (47.8 GiB): ranks would refuse to start\n"
         "    fix: docs/sizing.md has what to change, by its cost; `plan --suggest` searches layouts\n"
     )
     assert plan("--gpu", "64Gi") == 0
@@ -39,7 +39,7 @@ def test_what_offload_moves_is_held_against_the_limit_of_the_pod(capsys: pytest.
     assert plan("--set", f"{resources}.limits.memory=256Gi", "--set", f"{resources}.requests.memory=200Gi") == 1
     out = capsys.readouterr().out
     assert "limits.memory: 256.0 GiB: more than it has, so the pod would end with OOMKilled\n" in out
-    assert f"spec.{resources}.limits.memory = 256Gi\n    the job keeps 297.9 GiB in the host memory" in out
+    assert f"spec.{resources}.limits.memory = 256Gi\n    the job keeps 297.8 GiB in the host memory" in out
     assert "Valid." not in out
     stays = ("checkpoint.everySteps=0", "trainer.offload={}", "reference.offload=false")
     assert plan(*(word for value in stays for word in ("--set", value))) == 0
@@ -200,7 +200,7 @@ def test_without_a_gpu_the_cache_is_what_the_batch_would_want(capsys: pytest.Cap
     assert plan() == 0
     out = capsys.readouterr().out
     assert "BY PHASE" not in out
-    assert "\ntrainer       7.1       14.2        -           16.9          3.5      -              41.7\n" in out
+    assert "\ntrainer       7.1       14.2        -           17.0          3.5      -              41.8\n" in out
     assert "\nA trainer's GPU holds 6.0 more outside of tensors; --gpu shows every phase of a step\n" in out
     assert "KV cache of a server: 21.0 GiB per GPU would hold all samples in flight at their longest; --gpu says" in out
 
@@ -354,7 +354,7 @@ def test_whether_the_spec_is_valid_and_whether_the_job_fits_is_one_message(capsy
     assert "Valid" not in capsys.readouterr().out
     assert plan("--gpu", "64Gi", "--set", "train.tokensPerMicroBatch=16384") == 0
     last = capsys.readouterr().out.rpartition("\n\n")[2]
-    assert last == "Valid, and by the estimate it may not fit in train (68.1 GiB) of GPUs of 64.0 GiB.\n"
+    assert last == "Valid, and by the estimate it may not fit in train (68.2 GiB) of GPUs of 64.0 GiB.\n"
 
 
 def test_a_steps_seconds_are_those_by_which_suggestions_are_ranked_and_called_modelled(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kubectl_rljob import gib
 from kubectl_rljob.__main__ import main
 from rljob_api.rules import validate
 from rljob_api.sizing.devices import device
@@ -70,7 +71,7 @@ def test_a_recipe_fits_into_the_gpus_of_its_page_with_the_memory_that_the_page_s
     assert shape
     fullest = [max(phases(spec, shape, gpu * GIB), key=lambda p: p.total) for gpu in GPUS]
     assert all(phase.total < gpu * GIB for phase, gpu in zip(fullest, GPUS, strict=True))
-    row = " | ".join([*(f"{phase.total / GIB:.1f}" for phase in fullest), fullest[0].name])
+    row = " | ".join([*(gib.whole(phase.parts) for phase in fullest), fullest[0].name])
     assert row in (path.parent / "README.md").read_text(), row
 
 

@@ -1,16 +1,16 @@
 """What the GPUs and hosts of a job have to hold, in GiB, and what crosses the network cards of the busiest node."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from kubectl_rljob import gib
 from kubectl_rljob.fitting import SMALLEST, refused, tight
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import plural, table
 from kubectl_rljob.ways import ServerWay, ServerWays
 from rljob_api.sizing.devices import Gpu
 from rljob_api.sizing.host import HostMemory
-from rljob_api.sizing.memory import GIB, CacheMemory, PhaseMemory
+from rljob_api.sizing.memory import CacheMemory, PhaseMemory
 from rljob_api.sizing.network import Cards, Flow
 from rljob_api.sizing.replica import Arrival, RolloutHost
 from rljob_api.sizing.speed import Speed
@@ -21,35 +21,23 @@ from rljob_api.spec import RLJobSpec
 def parts(estimates: Sequence[Estimate], outside: float) -> str:
     """By what holds them, at the moment when most is held. `outside`: bytes of a trainer's GPU outside of tensors, if no other table has them."""
     columns = list(dict.fromkeys(part for e in estimates for part in e.parts))
-    rows = [(e.role, *adding_up([e.parts.get(c, 0.0) for c in columns])) for e in estimates]
+    rows = [(e.role, *gib.row([e.parts.get(c, 0.0) for c in columns])) for e in estimates]
     table_ = table(("GIB PER GPU", *map(_title, columns), "TOTAL"), rows)
     if not outside:
         return table_
-    return f"{table_}\nA trainer's GPU holds {_gib(outside)} more outside of tensors; --gpu shows every phase of a step"
+    return f"{table_}\nA trainer's GPU holds {gib.text(outside)} more outside of tensors; --gpu shows every phase of a step"
 
 
 def _title(part: str) -> str:
     return part.replace("_", " ").upper()
 
 
-def adding_up(parts: Sequence[float]) -> list[str]:
-    """Bytes and their sum in GiB, with one digit so that what is shown adds up to the sum that is shown: a part may be rounded the other way."""
-    tenths = [part / GIB * 10 for part in parts]
-    total, shown = round(sum(tenths)), [math.floor(t) for t in tenths]
-    by_rest = sorted((i for i, t in enumerate(tenths) if t), key=lambda i: shown[i] - tenths[i])
-    for i in by_rest[: total - sum(shown)]:
-        shown[i] += 1
-    return [
-        f"{tenth / 10:.1f}" if part else "-" for tenth, part in zip((*shown, total), (*parts, sum(parts)), strict=True)
-    ]
-
-
 def by_phase(phases: Sequence[PhaseMemory], device: Gpu) -> str:
     """Of a trainer's GPU, at the moment of each phase when most is held, whose GPU that is, and the verdict."""
     held = [asdict(p.parts) for p in phases]
     columns = [part for part in held[0] if any(of_phase[part] for of_phase in held)]
-    rows = [(p.name, *adding_up([of_phase[c] for c in columns])) for p, of_phase in zip(phases, held, strict=True)]
-    header = ("TRAINER, BY PHASE", *map(_title, columns), f"OF {_gib(device.bytes)}")
+    rows = [(p.name, *gib.row([of_phase[c] for c in columns])) for p, of_phase in zip(phases, held, strict=True)]
+    header = ("TRAINER, BY PHASE", *map(_title, columns), f"OF {gib.text(device.bytes)}")
     source = f"GPU: {device.source}\n" if device.source else ""
     what = "GiB per GPU of all models on a rank, when most is held; OUTSIDE is of no tensor, BUCKETS are weights on their way to servers"
     return f"{table(header, rows)}\n{what}\n\n{source}{_verdict(phases, device)}"
@@ -66,25 +54,27 @@ HELD = {
 
 def of_host(role: str, memory: HostMemory | RolloutHost, limit: float) -> list[str]:
     """At most one line, with the limit of a pod's container where it has one (0: none)."""
-    parts = [f"{_gib(held)} for {what}" for part, what in HELD.items() if (held := getattr(memory, part, 0.0))]
+    parts = [f"{gib.text(held)} for {what}" for part, what in HELD.items() if (held := getattr(memory, part, 0.0))]
     if not parts:
         return []
-    line = f"Host memory of a {role} pod: {_gib(memory.total)} GiB ({', '.join(parts)}), and what its processes need in any case"
+    line = f"Host memory of a {role} pod: {gib.whole(memory)} GiB ({', '.join(parts)}), and what its processes need in any case"
     if not limit:
         return [f"{line}; limits.memory is not set"]
     over = ": more than it has, so the pod would end with OOMKilled" if memory.total > limit else ""
-    shown = f"{_gib(limit)} GiB" if limit >= SMALLEST else f"{limit:.0f} bytes"
+    shown = f"{gib.text(limit)} GiB" if limit >= SMALLEST else f"{limit:.0f} bytes"
     return [f"{line}; limits.memory: {shown}{over}"]
 
 
 def cache(memory: CacheMemory, device: Gpu | None) -> str:
     """One line, apart from what has to be there: a smaller cache is slower and not wrong."""
-    wanted = f"{_gib(memory.wanted)} GiB per GPU would hold all samples in flight at their longest"
+    wanted = f"{gib.text(memory.wanted)} GiB per GPU would hold all samples in flight at their longest"
     if not device:
         return f"KV cache of a server: {wanted}; --gpu says how much there is"
     if memory.there <= 0:
-        return f"No KV cache of a server: its weights take {_gib(-memory.there)} GiB per GPU more than vLLM may have"
-    return f"KV cache of a server: at most {_gib(memory.there)} GiB per GPU, {memory.tokens:,.0f} tokens; {wanted}"
+        return (
+            f"No KV cache of a server: its weights take {gib.text(-memory.there)} GiB per GPU more than vLLM may have"
+        )
+    return f"KV cache of a server: at most {gib.text(memory.there)} GiB per GPU, {memory.tokens:,.0f} tokens; {wanted}"
 
 
 def ways(of_servers: ServerWays, spec: RLJobSpec) -> str:
@@ -94,8 +84,8 @@ def ways(of_servers: ServerWays, spec: RLJobSpec) -> str:
     rows = [
         (
             f"{way.name}{' (as the job)' if way.own else ''}",
-            _gib(way.weights),
-            _gib(max(0.0, way.cached)),
+            _cell(way.weights),
+            _cell(max(0.0, way.cached)),
             f"{way.tokens:,.0f}",
             f"{way.sent / GB:,.1f}" if way.sent else "-",
             _fits(way),
@@ -126,13 +116,15 @@ def arrival(arriving: Arrival) -> str:
             "limits.memory of their pods has no room for a second copy"
         )
     memory = "on the GPUs" if arriving.where == "gpu" else "in host memory"
-    return f"Rollout servers receive a new policy while they generate, {memory}: {_gib(arriving.copies)} GiB per pod"
+    return (
+        f"Rollout servers receive a new policy while they generate, {memory}: {gib.text(arriving.copies)} GiB per pod"
+    )
 
 
 def pool_cache(pool: str, there: float) -> str:
     if there < 0:
-        return f"No KV cache of pool {pool}: its weights take {_gib(-there)} GiB per GPU more than vLLM may have"
-    return f"KV cache of pool {pool}: at most {_gib(there)} GiB per GPU"
+        return f"No KV cache of pool {pool}: its weights take {gib.text(-there)} GiB per GPU more than vLLM may have"
+    return f"KV cache of pool {pool}: at most {gib.text(there)} GiB per GPU"
 
 
 def _verdict(phases: Sequence[PhaseMemory], device: Gpu) -> str:
@@ -149,8 +141,8 @@ def volume(space: VolumeSpace) -> str:
     return f"Volume: {', '.join(parts) or 'nothing is written'}; {space.total / GB:,.1f} GB in all, at most"
 
 
-def _gib(count: float | None) -> str:
-    return "-" if not count else f"{count / GIB:.1f}"
+def _cell(size: float) -> str:
+    return gib.text(size) if size else "-"
 
 
 FLOWS = {

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from kubectl_rljob import gib
 from kubectl_rljob.leaving import Leaving, too_short
 from kubectl_rljob.planning import NETWORK, Plan, Stages, roles
 from kubectl_rljob.preview import Preview
@@ -248,7 +249,7 @@ ON_HOST = "With the optimizer on GPUs none fits into 95 %: its steps are taken o
 def suggestions(base: Plan, search: Suggested, split: GpuSplit | None) -> str:
     assert base.spec and base.device and base.cards
     ranks = f"{plural(base.spec.trainer.nodes, 'pod')} x {base.spec.trainer.processes_per_node}"
-    place = f"{ranks} GPUs of {base.device.bytes / GIB:.1f} GiB, {base.cards.text} a node"
+    place = f"{ranks} GPUs of {gib.text(base.device.bytes)} GiB, {base.cards.text} a node"
     looked = f"{search.tried:,} layouts" + ("" if search.whole else ", as many as there was time for,")
     head = f"RLJob {base.name}: the fastest of {looked} that fit on {place}"
     if not search.suggestions:
@@ -291,9 +292,9 @@ def _row(number: int, suggestion: Suggestion) -> tuple[Any, ...]:
         str(Layout.of(spec, names.ROLE_TRAINER)),
         spec.trainer.recompute.granularity,
         f"tp{spec.rollout.tensor_parallel}" if cache else "-",
-        f"{max(phase.total for phase in suggestion.plan.phases()) / GIB:.1f}",
+        max((gib.whole(phase.parts) for phase in suggestion.plan.phases()), key=float),
         f"{host.total / GIB:.0f}",
-        f"{cache.there / GIB:.1f}" if cache else "-",
+        gib.text(cache.there) if cache else "-",
         *(f"{seconds:.1f}" for seconds in (suggestion.speed.generate, suggestion.speed.train, suggestion.speed.sync)),
         f"{suggestion.speed.tokens_per_second:,.0f}",
     )
