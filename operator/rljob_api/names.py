@@ -334,6 +334,14 @@ def samples_file(root: Path, step: int) -> Path:
     return root / "samples" / f"step_{step}.jsonl"
 
 
+def sample_image(root: Path, step: int, number: int) -> Path:
+    return samples_file(root, step).with_name(f"step_{step}_{number}.png")
+
+
+def spans_file(root: Path, step: int) -> Path:
+    return root / "spans" / f"step_{step}.jsonl"
+
+
 def metrics_file(root: Path) -> Path:
     return root / "metrics.jsonl"
 

@@ -90,6 +90,17 @@ def test_an_image_is_cut_as_the_models_own_processor_cuts_it(model: Path) -> Non
         assert found.tokens == reader.tokens(stream.getvalue(), PLACE) == theirs["input_ids"].shape[1]
 
 
+def test_an_image_is_shown_as_the_model_reads_it(model: Path) -> None:
+    reader, draw = reader_of(spec_of(model)), np.random.default_rng(0)
+    pixels = draw.integers(0, 256, (24, 40, 3), np.uint8)
+    stream = io.BytesIO()
+    Pictures.fromarray(pixels).save(stream, "PNG")
+    read = reader.read(stream.getvalue(), PLACE)
+    shown = Pictures.open(io.BytesIO(reader.png(read, 640)))
+    assert shown.format == "PNG" and (np.asarray(shown) == pixels).all(), "its size needs no scaling"
+    assert Pictures.open(io.BytesIO(reader.png(read, 20))).size == (20, 12)
+
+
 @pytest.mark.parametrize(
     ("image", "said"),
     [

@@ -1,13 +1,15 @@
 """Ranks and driver as the launcher starts them, on recorded batches: real megatron, no rollouts."""
 
 import functools
+import json
 import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,19 @@ from rljob_api.metrics import METRICS
 from rljob_api.protocol import Failure
 from rljob_api.spec.common import Source
 from rljob_trainer.checkpoint.manifest import read_manifest
+from rljob_trainer.driver.buffer.batch_files import replay
+from rljob_trainer.reporting.samples import write_samples
 from rljob_trainer.sources.fetch import fetch
-from trainer.rank.job import ALGORITHMS, SECONDS, WORLD, Job, Running, wait_for
+from trainer.rank.job import ALGORITHMS, SECONDS, STEPS, WORLD, Job, Running, wait_for
 
 pytestmark = pytest.mark.slow
+
+
+class Words:
+    """A token is a word."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(f" {token}" for token in token_ids)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +44,8 @@ def undisturbed(material, tmp_path_factory) -> Callable[[str], tuple[Job, Runnin
         exports = {"exportEverySteps": 2, "keepExports": 1, "upload": f"file://{directory}/store"}
         checkpoint = {"path": str(directory / "run"), "everySteps": 2} | exports
         job = Job(material, directory, checkpoint=checkpoint, **ALGORITHMS[algorithm])
+        for step in range(1, STEPS + 1):
+            write_samples(job.root, replay(material / "batches", step), Words(), {})
         running = job.start(1)
         assert running.wait() == [0, 0, 0]
         return job, running
@@ -70,6 +83,37 @@ def test_a_run_leaves_checkpoints_an_export_and_its_account(uninterrupted):
     assert progress.checkpoints[-1].digest == progress.digest != ""
     assert progress.checkpoints[-1].layout == "tp2-pp1-dp1"
     assert (Path(progress.export) / "model.safetensors").is_file()
+
+
+def test_every_token_of_a_sample_gets_the_trainers_log_probability_before_the_step(uninterrupted):
+    """Batches were recorded under the model that the first step begins with."""
+    job, _ = uninterrupted
+    for step in range(1, STEPS + 1):
+        samples = [json.loads(line) for line in names.samples_file(job.root, step).read_text().splitlines()]
+        tokens = [token for sample in samples for token in sample["segments"][1]["tokens"]]
+        assert len(samples) == 16 and all(len(token) == 3 and token[2] <= 0 for token in tokens)
+        differences = [abs(trainer - rollout) for _, rollout, trainer in tokens]
+        assert max(differences) < 2e-4 if step == 1 else max(differences) > 1e-3, "the policy learns"
+
+
+def test_spans_say_what_the_ranks_did_from_the_end_of_a_step_to_that_of_the_next(uninterrupted):
+    job, _ = uninterrupted
+    seconds = {m["step"]: m["time/step"] for m in job.metrics() if "time/step" in m}
+    for step in range(1, STEPS + 1):
+        (line,) = names.spans_file(job.root, step).read_text().splitlines()
+        spans = {
+            resource["resource"]["attributes"][0]["value"]["stringValue"]: resource["scopeSpans"][0]["spans"]
+            for resource in json.loads(line)["resourceSpans"]
+        }
+        (whole,) = (span for span in spans["driver"] if span["name"] == f"step {step}")
+        assert length(whole) == pytest.approx(seconds[step], abs=0.5)
+        did = [span["name"] for span in spans["trainer"]]
+        assert did[-2:] == ["scoring", "training"] and ("saving" in did) == (step - 1 in (2, 4))
+    assert "saving" in names.spans_file(job.root, STEPS + 1).read_text(), "what came after the last step"
+
+
+def length(span: dict[str, Any]) -> float:
+    return (int(span["endTimeUnixNano"]) - int(span["startTimeUnixNano"])) / 1e9
 
 
 def test_exports_of_steps_are_kept_by_their_number_and_uploads_are_complete_at_the_end(uninterrupted):

@@ -2,9 +2,21 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from rljob_api import names
-from rljob_trainer.reporting.samples import KEPT_STEPS, LONGEST_TEXT, MOST_TOKENS, PROMPTS, SAMPLES, write_samples
+from rljob_trainer.reporting.kept_steps import KEPT_STEPS
+from rljob_trainer.reporting.samples import (
+    LONGEST_TEXT,
+    MOST_IMAGES,
+    MOST_TOKENS,
+    PROMPTS,
+    SAMPLES,
+    add_log_probs,
+    write_samples,
+)
 from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.images import Image
 from rljob_trainer.wire.trajectory import Trajectory, environment, prompt, sampled
 
 
@@ -96,3 +108,64 @@ def test_tokens_keep_the_space_in_front_of_them_though_a_decoder_drops_the_first
     one = Trajectory(segments, 7, 0, 0, finish_reason="stop", reward=0.5, data_source="")
     write_samples(tmp_path, Batch.of(1, [one], {}), Words(), {})
     assert [text for text, _ in lines(tmp_path, 1)[0]["segments"][1]["tokens"]] == [" the", "n", " ", " the"]
+
+
+def two_turns(step: int, group: int, log_prob: float = -1.0) -> Trajectory:
+    segments = (
+        prompt([1]),
+        sampled([2, 3], [log_prob] * 2, step - 1),
+        environment([4]),
+        sampled([5], [-2.0], step - 1),
+    )
+    return Trajectory(segments, 7, group, 0, finish_reason="stop", reward=0.5, data_source="")
+
+
+def test_the_trainers_log_probabilities_come_behind_the_rollouts_in_the_order_of_the_tokens(tmp_path):
+    made = Batch.of(6, [two_turns(6, group) for group in range(PROMPTS + 2)], {})
+    write_samples(tmp_path, made, Letters(), {})
+    values = np.arange(3.0 * PROMPTS, dtype=np.float32)
+    values[1] = np.nan
+    add_log_probs(tmp_path, 6, made.columns, values)
+    found = lines(tmp_path, 6)
+    assert [t[1:] for s in found[0]["segments"] for t in s.get("tokens", ())] == [
+        [-1.0, 0.0],
+        [-1.0, None],
+        [-2.0, 2.0],
+    ]
+    assert [t[2] for s in found[-1]["segments"] for t in s.get("tokens", ())] == values[-3:].tolist()
+    add_log_probs(tmp_path, 6, made.columns, values)
+    assert lines(tmp_path, 6) == found, "a step that is trained again says the same"
+
+
+def test_a_file_of_other_samples_and_one_that_is_not_there_stay_as_they_are(tmp_path):
+    made = Batch.of(6, [two_turns(6, 0)], {})
+    add_log_probs(tmp_path, 6, made.columns, np.zeros(3, np.float32))
+    assert not (tmp_path / "samples").exists()
+    write_samples(tmp_path, batch(6), Letters(), {})
+    before = names.samples_file(tmp_path, 6).read_bytes()
+    add_log_probs(tmp_path, 6, made.columns, np.zeros(3, np.float32))
+    assert names.samples_file(tmp_path, 6).read_bytes() == before
+
+
+class Numbers:
+    """Writes an image as the number of its patches."""
+
+    def png(self, image: Image, most: int) -> bytes:
+        return str(len(image.pixels)).encode()
+
+
+def test_images_of_kept_samples_are_written_once_and_deleted_with_their_step(tmp_path):
+    images = [Image(np.zeros((n, 4), np.float32), (1, n), 1) for n in range(1, MOST_IMAGES + 3)]
+
+    def shown(step: int, group: int, chosen) -> Trajectory:
+        segments = (prompt([1] * 99, [*enumerate(chosen)]), sampled([2], [-1.0], step - 1))
+        return Trajectory(segments, 7, group, 0, finish_reason="stop", reward=0.5, data_source="")
+
+    made = [shown(1, 0, images[:2]), shown(1, 1, images[1:]), shown(1, PROMPTS, images)]
+    write_samples(tmp_path, Batch.of(1, made, {}), Letters(), {}, Numbers())
+    first, second = (line["segments"][0]["images"] for line in lines(tmp_path, 1))
+    assert first == [0, 1] and second == [*range(1, MOST_IMAGES), None, None]
+    files = {file.name: file.read_text() for file in (tmp_path / "samples").glob("*.png")}
+    assert files == {f"step_1_{n}.png": str(n + 1) for n in range(MOST_IMAGES)}
+    write_samples(tmp_path, batch(KEPT_STEPS + 1), Letters(), {})
+    assert [file.name for file in (tmp_path / "samples").iterdir()] == [f"step_{KEPT_STEPS + 1}.jsonl"]

@@ -15,6 +15,14 @@ from trainer.viewer.serving import EVIL, chromium, make_run, served
 in_a_browser = pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not on PATH")
 
 
+ROW = re.compile(r'<span class="name" title="([^"]*)">(.*?)(?=<div class="process"|</section>)')
+
+
+def bars(row: str) -> list[tuple[str, str]]:
+    """Title and place of each in the row of a process."""
+    return re.findall(r'<span class="span \w+" title="([^"]*)" style="([^"]*)">', row)
+
+
 def dom(profile: Path, url: str) -> str:
     """What the browser has made of the page; its title first."""
     command = chromium(url, "--dump-dom", f"--user-data-dir={profile}")
@@ -29,7 +37,8 @@ def test_samples_are_sorted_by_reward_and_hostile_texts_stay_texts(tmp_path: Pat
         worst = dom(tmp_path / "profile", f"{url}/#view=samples&step=4&sample=0")
     rewards = re.findall(r'class="reward">([^<]*)<', best)
     assert rewards == ["0.75", "0.25"]
-    assert "<title>run - RLJob</title>" in worst and worst.count("<script") == 1 and "<img" not in worst
+    assert "<title>run - RLJob</title>" in worst and worst.count("<script") == 1
+    assert re.findall(r'<img src="([^"]*)"', worst) == ["/api/runs/0/samples/4/images/0"], "the one that has a number"
     shown = html.unescape(re.sub(r"<[^>]*>", "", worst))
     assert shown.count(EVIL) >= 8, (
         "data source, what it said, answer, metric, prompt, token, rest of the text, environment"
@@ -39,7 +48,9 @@ def test_samples_are_sorted_by_reward_and_hostile_texts_stay_texts(tmp_path: Pat
         "weights of step 1",
         "age 2",
         "reward 0.5",
-        "1 images",
+        "3 images",
+        "<|image_pad|> \u00d7 642 + 3?",
+        "trainer differs by 0.25, at most 0.5",
         "cut off yes",
         "unknown",
         "said 4",
@@ -47,7 +58,17 @@ def test_samples_are_sorted_by_reward_and_hostile_texts_stay_texts(tmp_path: Pat
     ):
         assert fact in shown
     assert re.search(r'<span class="call"><span class="token"[^>]*>&lt;tool_call&gt;', worst)
-    assert 'title="log-probability -4, probability 0.01832"' in worst
+    assert 'title="log-probability -4, probability 0.01832; trainer -3.5, difference 0.5"' in worst
+    assert 'title="log-probability -0.5, probability 0.6065"' in worst, "the trainer's is not known"
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_tokens_are_shaded_by_what_trainer_and_rollout_server_disagree_about(tmp_path: Path) -> None:
+    with served(make_run(tmp_path / "run")) as url:
+        shown = dom(tmp_path / "profile", f"{url}/#view=samples&sample=1&shade=difference")
+    assert re.findall(r'class="token"[^>]*style="background-color: ([^;]*);', shown) == ["rgb(var(--more) / 0.60)"]
+    assert "those that it finds likelier" in shown
 
 
 @pytest.mark.slow
@@ -61,8 +82,27 @@ def test_two_runs_are_drawn_in_the_same_curves_and_times(tmp_path: Path) -> None
     assert re.findall(r"<h2>([^<]*)</h2>", curves) == ["reward/mean", "time/step", "reward_metrics/own"]
     assert len(re.findall(r'<path class="run-[01]" d="M', curves)) == 6 and "3 of 4 metrics" in curves
     assert re.findall(r"<h2>([^<]*)</h2>", filtered) == ["time/step", "time/train"]
-    assert times.count('<th scope="row">train</th>') == 2 and times.count("0.5 s") == 2
+    assert times.count('<th scope="row">train</th>') == 2 and times.count(">0.5 s</td>") == 2
     assert "<h2>reward/mean</h2>" in unknown
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_what_each_process_did_in_a_step_lies_where_it_was_done(tmp_path: Path) -> None:
+    with served(make_run(tmp_path / "run")) as url:
+        shown = dom(tmp_path / "profile", f"{url}/#view=time&step=3")
+    assert shown.count("<script") == 1 and "<img" not in shown
+    rows = {html.unescape(name): bars(row) for name, row in ROW.findall(shown)}
+    assert list(rows) == sorted(["driver", "trainer", "r0", EVIL])
+    assert rows["trainer"] == [("training: 1 s, from 1 s of the step", "left: 50%; width: 50%; top: 0rem;")]
+    before, after = (
+        ("generating: 2 s, from -1 s of the step", "left: 0%"),
+        ("generating: 2 s, from 1 s of the step", "left: 50%"),
+    )
+    assert rows["r0"] == [(text, f"{left}; width: 50%; top: 0rem;") for text, left in (before, after)], (
+        "one ended later"
+    )
+    assert [style.rpartition("top: ")[2] for _, style in rows[EVIL]] == ["0rem;", "1.35rem;", "0rem;"], "none overlap"
 
 
 @pytest.mark.slow

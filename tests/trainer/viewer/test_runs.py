@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rljob_api import names
-from rljob_trainer.viewer import server
-from rljob_trainer.viewer.server import MOST_POINTS, RunFiles, UnreadableRun
+from rljob_trainer.viewer import runs
+from rljob_trainer.viewer.runs import MOST_POINTS, RunFiles, UnreadableRun
 
 
 def run(root: Path, *lines: object) -> RunFiles:
@@ -74,7 +74,12 @@ def test_only_files_of_samples_count_as_steps(tmp_path: Path) -> None:
     (tmp_path / "samples").mkdir()
     for name in ("step_2.jsonl", "step_10.jsonl", "step_x.jsonl", "step_1_before.jsonl", "step_4.json"):
         (tmp_path / "samples" / name).write_text('{"reward": 1}\n')
-    assert RunFiles(tmp_path).described() == {"name": tmp_path.name, "path": str(tmp_path), "samples": [2, 10]}
+    assert RunFiles(tmp_path).described() == {
+        "name": tmp_path.name,
+        "path": str(tmp_path),
+        "samples": [2, 10],
+        "spans": [],
+    }
     assert RunFiles(tmp_path).samples(10) == [{"reward": 1}]
 
 
@@ -82,6 +87,6 @@ def test_what_is_absent_or_too_large_is_said(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UnreadableRun, match=r"step_7.jsonl cannot be read: No such file"):
         RunFiles(tmp_path).samples(7)
     found = run(tmp_path, {"step": 1, "a": 1})
-    monkeypatch.setattr(server, "MOST_BYTES", 10)
+    monkeypatch.setattr(runs, "MOST_BYTES", 10)
     with pytest.raises(UnreadableRun, match=r"metrics.jsonl has \d+ bytes, and at most 10 are read"):
         found.metrics()

@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from rljob_api import names
 from rljob_trainer.viewer.server import FILES, HEADERS, PAGE
-from trainer.viewer.serving import make_run, served
+from trainer.viewer.serving import make_run, png, served
 
 
 @pytest.fixture
@@ -58,9 +59,23 @@ def test_runs_their_metrics_and_samples_are_json(address: str) -> None:
     status, headers, body = ask(address, "/api/runs/0/samples/4")
     assert (status, headers["Content-Type"]) == (200, "application/json; charset=utf-8")
     assert [sample["reward"] for sample in json.loads(body)] == [0.25, 0.75]
+    assert [*json.loads(ask(address, "/api/runs/0/spans/4")[2])[0]] == ["resourceSpans"]
 
 
-ABSENT = """/api/runs/2/metrics /api/runs/0/samples/3 /api/runs/-1/metrics /api/runs/0/samples/4/.. /../secret.txt /%2e%2e/secret.txt
+def test_an_image_is_one_whatever_its_file_holds(address: str, tmp_path: Path) -> None:
+    path = "/api/runs/0/samples/4/images/0"
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    assert (answer.status, answer.getheader("Content-Type"), answer.read()) == (200, "image/png", png(32, 128))
+    names.sample_image(tmp_path / "one", 4, 0).write_text("<script>document.title='owned'</script>")
+    status, _, body = ask(address, path)
+    assert status == 404 and json.loads(body) == {"error": "step_4_0.png is no image"}
+
+
+ABSENT = """/api/runs/2/metrics /api/runs/0/spans/9 /api/runs/0/spans /api/runs/0/samples/4/images/1 /api/runs/0/samples/4/images/x
+/api/runs/0/samples/4/images/0/..
+/api/runs/0/samples/3 /api/runs/-1/metrics /api/runs/0/samples/4/.. /../secret.txt /%2e%2e/secret.txt
 /api/runs/0/samples/../../secret.txt /server.py /page //etc/passwd"""
 
 

@@ -150,6 +150,9 @@ class TokenLoss:
     """1 for tokens in the loss, over which means of metrics are taken."""
     token_metrics: Mapping[str, torch.Tensor]
     """The metrics of Objective.token_metrics, without gradients and 0 outside the mask. They are summed over tokens, micro-batches and ranks."""
+    old_log_probs: torch.Tensor | None = None
+    """Log-probabilities under the policy before the step's first update, without gradients; NaN outside the mask, where they are not computed.
+    None: the objective has none that anybody looks at."""
 
 
 class Objective:

@@ -214,7 +214,8 @@ class PolicyObjective(Objective):
         age = columns["age"] * mask
         on_policy = (columns["age"] == 0) * mask * self._comparable
         further = (age, on_policy, on_policy * terms.difference)
-        return TokenLoss(terms.loss, mask, dict(zip(self.token_metrics, (*terms[1:], *further), strict=True)))
+        metrics = dict(zip(self.token_metrics, (*terms[1:], *further), strict=True))
+        return TokenLoss(terms.loss, mask, metrics, tokens.old_log_probs.where(mask > 0, math.nan))
 
     def _candidates(self, columns: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """Ids and log-probabilities [t, K] of the teacher's likeliest tokens."""

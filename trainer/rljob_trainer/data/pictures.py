@@ -212,6 +212,24 @@ class ImageReader:
         _, rows, columns = processed["image_grid_thw"][0].tolist()
         return Image(processed["pixel_values"].astype(np.float32), (rows, columns), self._processor.merge_size)
 
+    def png(self, image: Image, most: int) -> bytes:
+        """The picture as the model reads it, in a PNG file; scaled down where a side has more than `most` pixels. The inverse of `read`."""
+        from PIL import Image as Pictures
+
+        p, merge, (rows, columns) = self._processor, image.merge, image.token_grid
+        size = p.patch_size
+        # a patch is there once for each frame of a video; those of a square of merge x merge follow each other
+        patches = image.pixels.reshape(rows, columns, merge, merge, 3, p.temporal_patch_size, size, size)[
+            :, :, :, :, :, 0
+        ]
+        pixels = patches.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * merge * size, columns * merge * size, 3)
+        pixels = (pixels * p.image_std + p.image_mean) / p.rescale_factor
+        picture = Pictures.fromarray(pixels.round().clip(0, 255).astype(np.uint8))
+        picture.thumbnail((most, most))
+        file = io.BytesIO()
+        picture.save(file, "PNG")
+        return file.getvalue()
+
     def expanded(self, tokens: Ints, learnt: Bools, counts: Sequence[int], place: Place) -> tuple[Ints, Bools]:
         """With as many image tokens for each image as it takes, in place of the one of the template; none of them is learnt.
 

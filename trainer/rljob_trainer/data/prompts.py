@@ -74,7 +74,7 @@ class PromptSet(Sequence[Prompt]):
         images: ImageReader | None = None,
     ):
         """`rows`: where the prompts come from, by their index; `images` reads those that they have."""
-        self.counts, self._rows, self._reader = counts or PromptCounts(), rows, images
+        self.counts, self._rows, self.reader = counts or PromptCounts(), rows, images
         self._tokens, self._ends, self._indices = array("i"), array("q", [0]), array("q")
         self._texts: list[tuple[str, str, str]] = []
         digest = hashlib.sha256()
@@ -116,7 +116,7 @@ class PromptSet(Sequence[Prompt]):
         tokens = tuple(self._tokens[self._ends[place] : self._ends[place + 1]])
         index = self._indices[place]
         row = partial(self._rows.__getitem__, index) if self._rows else dict
-        images = partial(_images, self._reader, self._rows, index, tokens) if self._reader and self._rows else None
+        images = partial(_images, self.reader, self._rows, index, tokens) if self.reader and self._rows else None
         return Prompt(index, tokens, *self._texts[place], row, images=images)
 
 

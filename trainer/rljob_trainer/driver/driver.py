@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from rljob_api import names
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
 from rljob_trainer.data.order import Cursor, Dataset
 from rljob_trainer.driver.after_step import Evaluation, Recipients
@@ -23,11 +24,13 @@ from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.server import ANSWER_SECONDS, Changes
 from rljob_trainer.driver.uploads import Uploads
+from rljob_trainer.reporting.samples import add_log_probs
 from rljob_trainer.reporting.sinks import Sinks, connect_trackers
+from rljob_trainer.reporting.spans import Collector, SpanLog
 from rljob_trainer.reporting.tracker import RunStatus
 from rljob_trainer.rewards.vllm_server import Pools
 from rljob_trainer.wire.batch import Array, Batch
-from rljob_trainer.wire.calls import DriverCalls, EndpointFields, HeldOut, Next, PublishTargets
+from rljob_trainer.wire.calls import LOG_PROBS, DriverCalls, EndpointFields, HeldOut, Next, PublishTargets
 from rljob_trainer.wire.channel import announced, part_of
 from rljob_trainer.wire.parity import probe_sequences
 
@@ -55,7 +58,7 @@ class Driver(DriverCalls):
         self._spec, self._source, self._data, self._measuring = control.spec, source, data, measuring
         self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
         self._reporter = reporter
-        self._trackers = connect_trackers(control, os.environ)
+        self._control, self._trackers = control, connect_trackers(control, os.environ)
         self._command = control.command
         self._changes = Changes()
         pools.wake = rollouts.changed = self.wake
@@ -115,7 +118,7 @@ class Driver(DriverCalls):
         self._step = step
         self._cursor = Cursor.restore(data, self._data, self._spec.data) if data else Cursor()
         sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._trackers)
-        self._step_began = time.monotonic()
+        self._begin_step()
         steps = self._spec.train.total_steps
         self._reporter.begin(sinks, step, steps=steps, backend=backend, checkpoints=[*checkpoints])
         self._buffer = self._new_buffer(step)
@@ -123,6 +126,8 @@ class Driver(DriverCalls):
             self._buffer.restore(await asyncio.to_thread(saved.read, buffer, self._spec, step))
         await self._uploads.begin(Path(c.path) for c in checkpoints)
         self._ending.callback(lambda: sinks.close(self._end))
+        self._spans = SpanLog(Path(self._spec.checkpoint.path), self._control, Collector.of(os.environ))
+        self._ending.callback(self._end_spans)
         self._ending.push_async_callback(self._uploads.stop)
         self._ending.push_async_callback(self._buffer.stop)
 
@@ -157,6 +162,11 @@ class Driver(DriverCalls):
         assert self._announced is not None, "a batch comes before its parts"
         return part_of(self._announced, rows)
 
+    async def log_probs(self, step: int, arrays: dict[str, Array]) -> None:
+        assert self._handed is not None and step == self._handed.batch.step, f"step {step} was not handed out"
+        root, columns = Path(self._spec.checkpoint.path), self._handed.batch.columns
+        await asyncio.to_thread(add_log_probs, root, step, columns, arrays[LOG_PROBS])
+
     async def trained(self, step: int, metrics: Mapping[str, float]) -> None:
         assert self._handed is not None and step == self._handed.batch.step == self._step + 1, (
             f"step {step} was not handed out"
@@ -168,6 +178,7 @@ class Driver(DriverCalls):
         self._step, self._cursor, self._handed = step, self._handed.cursor, None
         self._reporter.trained(step, measured)
         self._reporter.enter("")
+        self._spans.append(step, self._reporter.timeline.cut())
 
     async def learn(self, step: int, arrays: dict[str, Array]) -> None:
         assert self._handed is not None and step == self._handed.batch.step, f"step {step} was not handed out"
@@ -199,7 +210,7 @@ class Driver(DriverCalls):
     async def published(self, step: int, digest: str, failed: dict[str, str], seconds: float) -> None:
         assert step == self._step, f"published step {step} at step {self._step}"
         if self._recipients.is_first:
-            self._step_began = time.monotonic()  # waiting for servers to start is not part of the first step
+            self._begin_step()  # waiting for servers to start is not part of the first step
         await self._recipients.finish(step, digest, failed, seconds)
 
     async def saving(self) -> dict[str, Any]:
@@ -299,6 +310,16 @@ class Driver(DriverCalls):
         """Nothing is generated under the previous policy any more, or it need not be waited for; see driver/__init__.py."""
         assert isinstance(self._buffer, RolloutBuffer), "somebody generates"
         return self._command == "drain" or not self._rollouts.is_enough or self._buffer.may_stop
+
+    def _begin_step(self) -> None:
+        self._step_began = time.monotonic()
+        self._reporter.timeline.cut()
+
+    def _end_spans(self) -> None:
+        """Of what came after the last step."""
+        self._reporter.timeline.turn(names.ROLE_TRAINER, "")
+        self._spans.append(self._step + 1, self._reporter.timeline.cut())
+        self._spans.close()
 
     def _copied(self, step: int, seconds: float) -> None:
         self._reporter.record_quietly(step, {"time/upload": seconds})

@@ -18,6 +18,7 @@ from rljob_trainer.driver.buffer.sources import Ready
 from rljob_trainer.driver.pod_listener import PodListener
 from rljob_trainer.driver.server import RankLost, answer
 from rljob_trainer.failure import PeerLost
+from rljob_trainer.reporting.timeline import Timeline
 from rljob_trainer.wire.batch import Array, Batch
 from rljob_trainer.wire.calls import RoleCalls, RoleRequest, TaskOutcome, handlers
 from rljob_trainer.wire.channel import Arrays, announced, part_of
@@ -59,6 +60,8 @@ class RoleGang(RoleCalls):
     """Called when the result of `written` may have changed."""
     on_loaded: Callable[[], None] = lambda: None
     """Called once, when the role has loaded its model."""
+    timeline: Timeline = field(default_factory=Timeline)
+    """Has when it does what it is asked for."""
     is_loaded: bool = False
     _queue: deque[_Request] = field(default_factory=deque)
     _current: _Request | None = None
@@ -134,6 +137,7 @@ class RoleGang(RoleCalls):
             return {}
         if self._queue:
             self._current = self._queue.popleft()
+            self.timeline.turn(self.role, self._current.kind)
             return self._current.encoded()
         assert self._over, "it was woken for one of the two"
         return {"over": self._over}
@@ -147,6 +151,7 @@ class RoleGang(RoleCalls):
         if not self._current.result.done():  # else nobody waits any more
             self._current.result.set_result({"metrics": metrics, "arrays": arrays})
         self._current, self._answered = None, True
+        self.timeline.turn(self.role, "")
 
     async def saved(self, step: int, layout: str, files: dict[str, Any]) -> None:
         self._written = {"step": step, "layout": layout, "files": files}
@@ -163,10 +168,13 @@ class RoleGang(RoleCalls):
 class Gangs:
     """All gangs of one attempt but the trainer's. Must be created inside the event loop."""
 
-    def __init__(self, roles: Iterable[str], listener: PodListener, seconds: float) -> None:
-        """`listener`: to which they connect. `seconds`: how long a role may be silent."""
+    def __init__(
+        self, roles: Iterable[str], listener: PodListener, seconds: float, timeline: Timeline | None = None
+    ) -> None:
+        """`listener`: to which they connect. `seconds`: how long a role may be silent. `timeline` has what they do when."""
         connected = asyncio.get_running_loop().create_future
-        self._gangs = {role: RoleGang(role, connected()) for role in roles}
+        timeline = timeline or Timeline()
+        self._gangs = {role: RoleGang(role, connected(), timeline=timeline) for role in roles}
         self._seconds = seconds
         for role, gang in self._gangs.items():
             listener.admit(role, gang)

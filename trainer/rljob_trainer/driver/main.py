@@ -36,6 +36,7 @@ from rljob_trainer.driver.reporter import Alarms, Reporter
 from rljob_trainer.driver.server import serve
 from rljob_trainer.driver.service import ServiceDriver
 from rljob_trainer.machine import raise_open_files
+from rljob_trainer.reporting.timeline import Timeline
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.vllm_server import Pools
 from rljob_trainer.wire.calls import DriverCalls, handlers
@@ -119,8 +120,8 @@ async def _supervised(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, pods: PodListener
 ) -> AsyncIterator[tuple[Driver, RolloutPool, Gangs]]:
     """A supervised task: examples that worker processes tokenise while the ranks train; no rollouts and no rewards."""
-    spec, workers = control.spec, EncodingWorkers(control.spec, forked=True)
-    gangs = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds)
+    spec, workers, timeline = control.spec, EncodingWorkers(control.spec, forked=True), Timeline()
+    gangs = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds, timeline)
     try:
         made = row_maker(directory, spec, progress)
         load = partial(load_examples, spec, tokenizer=tokenizer, workers=workers, made=made)
@@ -130,7 +131,7 @@ async def _supervised(
             held_out = await asyncio.to_thread(load, "validation", scratch=directory / "held-out")
         control = _counted(control, train)
         rollouts, pools = RolloutPool(token, control.attempt, 0, 1), Pools((), token)
-        reporter = _reporter(control.spec, progress, rollouts, pools, gangs)
+        reporter = _reporter(control.spec, progress, rollouts, pools, gangs, timeline)
         source = Examples(train, held_out, gangs.measuring)
         yield Driver(control, source, train, (), rollouts, pools, reporter, gangs), rollouts, gangs
     finally:
@@ -142,8 +143,9 @@ async def _reinforcement(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, pods: PodListener
 ) -> AsyncIterator[tuple[Driver, RolloutPool, Gangs]]:
     """Reinforcement learning: rollouts, rewards, and perhaps an agent and a teacher."""
-    spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
-    gangs, workers = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds), PodsOfWorkers.of(spec, pods)
+    spec, pools, timeline = control.spec, Pools((pool.name for pool in control.spec.pools), token), Timeline()
+    gangs = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds, timeline)
+    workers = PodsOfWorkers.of(spec, pods)
     rewards = RewardManager(spec.rewards, pools, pods=workers.of_rewards)
     sandboxes, agent = Sandboxes(spec.environments, token), None
     following = asyncio.create_task(_follow_sandboxes(directory, sandboxes))
@@ -169,13 +171,17 @@ async def _reinforcement(
         await rewards.start()
         control = _counted(control, train)
         room = PROBE_SEQUENCES if spec.keeps_requests else 0  # for a probe, which then meets a server that generates
-        rollouts = RolloutPool(token, control.attempt, required_servers(spec), max(1, sequences(spec) - room))
-        reporter = _reporter(control.spec, progress, rollouts, pools, gangs, [rewards, *([agent] if agent else [])])
-        generator = Generator(control.spec, tokenizer, rewards, rollouts, progress.heartbeat, agent)
+        most = max(1, sequences(spec) - room)
+        rollouts = RolloutPool(token, control.attempt, required_servers(spec), most, timeline=timeline)
+        further: list[RewardManager | Agent] = [rewards, *([agent] if agent else [])]
+        reporter = _reporter(control.spec, progress, rollouts, pools, gangs, timeline, further)
+        generator = Generator(control.spec, tokenizer, rewards, rollouts, progress.heartbeat, agent, timeline)
         source: BatchSource = (
             RecordedBatches(control.spec)
             if spec.train.batches.replay
-            else GeneratedBatches(control.spec, train, held_out, tokenizer, generator, rollouts, reporter.work)
+            else GeneratedBatches(
+                control.spec, train, held_out, tokenizer, generator, rollouts, reporter.work, timeline
+            )
         )
         measuring = [*gangs.measuring, *([teacher.measure] if teacher else [])]
         driver = Driver(control, source, train, measuring, rollouts, pools, reporter, gangs)
@@ -200,6 +206,7 @@ def _reporter(
     rollouts: RolloutPool,
     pools: Pools,
     gangs: Gangs,
+    timeline: Timeline,
     further: Sequence[RewardManager | Agent] = (),
 ) -> Reporter:
     """What the attempt reports of its parts. An evaluation waits for no other gang's model."""
@@ -209,6 +216,7 @@ def _reporter(
         loading=list if spec.evaluation.only else gangs.loading,
         answers=lambda: rollouts.awaited,
         alarms=Alarms(spec),
+        timeline=timeline,
     )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from rljob_api.protocol import RolloutEndpoint, RolloutState
 from rljob_trainer.driver.replicas import Replicas, Served, Serving
 from rljob_trainer.driver.slots import Home, Slots
+from rljob_trainer.reporting.timeline import Timeline
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient, Unauthorized
 from rljob_trainer.wire.rollout_server import Parsed, ParseRequest, UnreadError
 
@@ -41,9 +42,10 @@ class RolloutPool:
         min_replicas: int,
         samples_in_flight: int,
         changed: Callable[[], None] | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         """`samples_in_flight`: most samples that one server gets at a time, as many as it generates in one batch. The others wait here, so that a new
-        server finds work."""
+        server finds work. `timeline` has when each server generates."""
         self._token, self._attempt, self.changed = token, attempt, changed
         self._min, self._slots = max(min_replicas, 1), Slots[Serving](samples_in_flight)
         self._replicas = Replicas(self._min)
@@ -59,6 +61,7 @@ class RolloutPool:
         self.redispatched = 0
         """Number of requests that were sent again because their server was lost."""
         self.served = Served()
+        self._timeline = timeline or Timeline()
 
     async def run(self) -> None:
         """Probe servers that are out of the pool, until cancelled."""
@@ -144,7 +147,8 @@ class RolloutPool:
         with self._counted():
             while serving := await self._slots.reserve(need, home):
                 try:
-                    return self._accepted(await serving.unless_gone(serving.client.generate(request)))
+                    with self._timeline.working(serving.endpoint.pod, "generating"):
+                        return self._accepted(await serving.unless_gone(serving.client.generate(request)))
                 except ReplicaLost as lost:
                     self.redispatched += 1
                     await self._leave(serving, lost)

@@ -5,8 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.reporting.sinks import EVALUATIONS, Sinks
+from rljob_trainer.reporting.timeline import Timeline
 from rljob_trainer.wire.launcher_files import ProgressFile
 
 log = logging.getLogger(__name__)
@@ -66,11 +68,13 @@ class Reporter:
         loading: Callable[[], list[str]],
         answers: Callable[[], str],
         alarms: Alarms,
+        timeline: Timeline | None = None,
     ):
         """`is_served`: whether enough rollouts have the policy, and the pools are ready. `loading`: roles whose models are still being loaded.
-        `answers`: whose answers to requests are awaited. `alarms` watches the metrics."""
+        `answers`: whose answers to requests are awaited. `alarms` watches the metrics; `timeline` has what rank 0 does when."""
         self._progress, self._is_served, self._loading, self._answers = progress, is_served, loading, answers
         self._alarms, self._standing = alarms, progress.progress.warnings
+        self.timeline = timeline or Timeline()
         self._rank_awaits = ""
         progress.awaited = self._awaited
         self._sinks: Sinks
@@ -143,6 +147,7 @@ class Reporter:
     def enter(self, rank_phase: str) -> None:
         """Set what rank 0 does; empty: it waits for the driver."""
         self._rank_phase, self._rank_awaits = rank_phase, ""
+        self.timeline.turn(names.ROLE_TRAINER, rank_phase)
         self.show_phase()
 
     def work(self, phase: str) -> None:

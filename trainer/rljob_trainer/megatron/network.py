@@ -31,7 +31,7 @@ from rljob_trainer.megatron.output_layer import logits_at, takes_some_tokens
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.routing import Routing
-from rljob_trainer.megatron.step import MiniBatch, Step
+from rljob_trainer.megatron.step import LOGGED, MiniBatch, Step
 from rljob_trainer.wire.weights.plan import GatherPhase
 
 OutputFunction = Callable[[MicroBatch, torch.Tensor], Any]
@@ -278,6 +278,8 @@ class TrainedNetwork(Network):
         self, micro: MicroBatch, raw: torch.Tensor, objective: Objective
     ) -> tuple[torch.Tensor, MetricAccumulator]:
         token_loss = objective.loss(micro.columns, micro.sequences, self.output(micro, raw))
+        if token_loss.old_log_probs is not None:
+            micro.columns.setdefault(LOGGED, token_loss.old_log_probs)
         loss = (micro.columns[f"{objective.prefix}/loss_weights"] * token_loss.loss).sum()
         return loss, MetricAccumulator.of(loss, token_loss.mask, token_loss.token_metrics)
 

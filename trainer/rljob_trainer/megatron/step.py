@@ -18,6 +18,9 @@ from rljob_trainer.megatron.routing import returned_experts
 from rljob_trainer.wire.batch import Array, Batch, Columns
 from rljob_trainer.wire.trajectory import NO_POLICY, Ints, Trajectory
 
+LOGGED = "logged_log_probs"
+"""Column of TokenLoss.old_log_probs, from the first pass with a loss over each micro-batch."""
+
 
 class ModelRanks:
     """The ranks that hold a model, in data-parallel copies that share the rows of a batch. Implements scatter.ScatterModel."""
@@ -136,6 +139,18 @@ class Step:
     def by_row(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
         """See MeasuredStep.by_row."""
         return dict(zip(self.rows, values.split(self.own_counts), strict=True))
+
+    def logged(self, rows: Sequence[int], most: int) -> torch.Tensor:
+        """The column LOGGED after the update, of the first `most` tokens in the loss of each of these rows of the step, one row after another, on
+        every rank. Collective over all ranks; each token is contributed by one of them."""
+        counts = np.minimum(self.batch.columns.learnt_length[list(rows)], most).tolist()
+        of_rows = dict(zip(rows, torch.zeros(sum(counts)).split(counts), strict=True))
+        for micro in self.micro_batches() if self.parallel.reports_metrics else ():
+            for row in of_rows.keys() & micro.row.rows:
+                values = micro.row.collect(micro.columns[LOGGED])[micro.row.rows.index(row)]
+                learnt = torch.from_numpy(self.batch.trajectories[row].response_mask)
+                of_rows[row] = values[learnt][: len(of_rows[row])]
+        return self.parallel.over_world(torch.cat([torch.zeros(0), *of_rows.values()]))
 
     def over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """See MeasuredStep.over_ranks. Each number is contributed by one rank of the copy that has the row."""

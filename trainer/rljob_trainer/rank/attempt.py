@@ -26,7 +26,7 @@ from rljob_trainer.rank.publication import Exports
 from rljob_trainer.rank.scatter import Scatter
 from rljob_trainer.rank.tasks import RankTask, task_of
 from rljob_trainer.rank.weights.senders import Senders
-from rljob_trainer.wire.batch import Batch
+from rljob_trainer.reporting.samples import MOST_TOKENS, kept_rows
 from rljob_trainer.wire.calls import TaskOutcome
 from rljob_trainer.wire.collective import Ranks
 
@@ -99,12 +99,15 @@ class RankAttempt:
             if self._rank_zero and columns:
                 self._rank_zero.driver.learn(step.batch.step, columns)
 
-    def trained(self, batch: Batch, metrics: Mapping[str, float], seconds: float) -> int:
-        """Report the step that the batch has trained, with its metrics. Returns its number."""
+    def trained(self, step: Step, metrics: Mapping[str, float], seconds: float) -> int:
+        """Report the step that was trained, with its metrics, and the log-probabilities of the samples that are kept. Returns its number."""
         self.engine.memory.enter("generate")
-        peaks, critic = self._peaks(), self._critic_metrics()
+        peaks, critic, batch = self._peaks(), self._critic_metrics(), step.batch
+        log_probs = None if self._spec.supervised else step.logged(kept_rows(batch.columns), MOST_TOKENS)
         if self._rank_zero:
             self._rank_zero.store.check()
+            if log_probs is not None:
+                self._rank_zero.driver.log_probs(batch.step, log_probs.numpy())
             memory = {f"memory/peak_{phase}_bytes": size for phase, size in peaks.items()}
             measured = {**metrics, **critic, **self.task.metrics, **memory, "time/train": seconds}
             self._rank_zero.driver.trained(batch.step, measured)

@@ -12,7 +12,7 @@ import numpy as np
 from rljob_trainer.failure import PeerLost
 from rljob_trainer.wire.arrays import Stream, allocated, chunks, raw
 from rljob_trainer.wire.batch import Array
-from rljob_trainer.wire.calls import Caller, DriverCalls, RoleCalls, remote
+from rljob_trainer.wire.calls import LOG_PROBS, Caller, DriverCalls, RoleCalls, remote
 from rljob_trainer.wire.channel import LENGTH, connect, encode
 from rljob_trainer.wire.service import ServiceCalls
 
@@ -128,6 +128,10 @@ class DriverClient(Client):
     def learn(self, step: int, columns: Stream) -> None:
         """See DriverCalls.learn."""
         self.call(DriverCalls.learn.__name__, {"step": step}, columns)
+
+    def log_probs(self, step: int, values: Array) -> None:
+        """See DriverCalls.log_probs."""
+        self.call(DriverCalls.log_probs.__name__, {"step": step}, Stream.of({LOG_PROBS: values}))
 
     def end(self, export: str) -> None:
         """See DriverCalls.end. Closes the connection."""

@@ -22,7 +22,7 @@ def run(job: "RankAttempt") -> "TaskOutcome":
         advantages = job.engine.objective.advantages(measured)
         job.start_update(measured, advantages)  # a critic on a gang of its own learns meanwhile
         metrics = job.engine.update(measured, advantages)
-        step = job.trained(batch, metrics, time.monotonic() - began)
+        step = job.trained(measured, metrics, time.monotonic() - began)
         job.publish(step)
         job.evaluate(step)
         job.save(step)

@@ -24,6 +24,8 @@ EndpointFields = dict[str, Any]
 """A RolloutEndpoint as JSON."""
 TaskOutcome = Literal["succeeded", "drained"]
 """How a job's task ended: all steps are trained, or the operator wants the pods back."""
+LOG_PROBS = "log_probs"
+"""The array of DriverCalls.log_probs."""
 
 
 class Announcement(TypedDict):
@@ -139,6 +141,10 @@ class DriverCalls(ABC):
     @abstractmethod
     async def part(self, rows: Sequence[int]) -> dict[str, int]:
         """Rows of the announced batch: the length of each array, measurements, then those of arrays.sizes. The arrays follow in this order."""
+
+    @abstractmethod
+    async def log_probs(self, step: int, arrays: dict[str, Array]) -> None:
+        """What the trainer has computed of the samples of `step` that are kept as text (reporting/samples.py), before it is reported as trained."""
 
     @abstractmethod
     async def trained(self, step: int, metrics: Mapping[str, float]) -> None:

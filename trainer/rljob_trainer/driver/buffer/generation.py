@@ -20,6 +20,7 @@ from rljob_trainer.data.tokenizer import Tokenizer, decoded
 from rljob_trainer.driver.buffer.assembly import Outcome, penalised
 from rljob_trainer.driver.buffer.partial_sample import PartialSample, evaluation_seed, training_seed, turn_seed
 from rljob_trainer.driver.slots import WOKEN_AT_ONCE, Home, Priority, PriorityEvent
+from rljob_trainer.reporting.timeline import Timeline
 from rljob_trainer.rewards.manager import RewardManager, apart
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed
 from rljob_trainer.wire.images import Placed
@@ -74,10 +75,12 @@ class Generator:
         pool: Responder,
         heartbeat: Callable[[], None],
         agent: Agent | None = None,
+        timeline: Timeline | None = None,
     ):
-        """`agent`: makes the samples, where they are more than one response."""
+        """`agent`: makes the samples, where they are more than one response. `timeline` has when rewards are computed."""
         self._spec, self._tokenizer, self._rewards = spec, tokenizer, rewards
         self._pool, self._heartbeat, self._agent = pool, heartbeat, agent
+        self._timeline = timeline or Timeline()
         self._parser = ResponseParser.of(spec, pool.parse)
         self._may_generate = PriorityEvent()
 
@@ -229,7 +232,8 @@ class Generator:
         )
         try:
             asked = await apart(self._asked, row, sample, rollout.last_turn)
-            reward = await self._rewards.score(asked)
+            with self._timeline.working("rewards", "scoring"):
+                reward = await self._rewards.score(asked)
         except RewardFailed as failure:
             return Outcome(request.group, index, failure)
         finally:

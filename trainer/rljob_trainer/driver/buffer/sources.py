@@ -33,6 +33,7 @@ from rljob_trainer.driver.buffer.groups import Groups, PromptGroup
 from rljob_trainer.driver.buffer.selection import Selection
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.reporting.samples import PROMPTS, Scored, write_samples
+from rljob_trainer.reporting.timeline import Timeline
 from rljob_trainer.wire.batch import Batch
 
 
@@ -102,10 +103,12 @@ class GeneratedBatches:
         generator: Generator,
         rollouts: RolloutPool,
         phase: Callable[[str], None],
+        timeline: Timeline | None = None,
     ):
         self._spec, self._train, self._held_out, self._tokenizer = spec, train, held_out, tokenizer
         self._generator, self._rollouts, self._phase = generator, rollouts, phase
         self._groups = Groups(spec, generator)
+        self._timeline = timeline or Timeline()
         self._phases: list[str] = []
         """Of what is under way."""
 
@@ -162,7 +165,8 @@ class GeneratedBatches:
         self._phases.append(phase)
         try:
             self._phase(min(self._phases))
-            yield
+            with self._timeline.working("driver", phase):
+                yield
         finally:
             self._phases.remove(phase)
             if self._phases:
@@ -214,7 +218,7 @@ class GeneratedBatches:
         )
         batch = assemble(step, policies, train.prompts_per_step, train.samples_per_prompt, chosen, metrics)
         root = Path(spec.checkpoint.path)
-        write_samples(root, batch, self._tokenizer, self._details(selection, chosen))
+        write_samples(root, batch, self._tokenizer, self._details(selection, chosen), self._train.reader)
         if train.batches.record:
             record(root, batch)
         return batch

@@ -1,6 +1,7 @@
 // Where a step's time goes, by what waited for it.
 
 import { drawn, element, go, place, shown } from "./dom.js";
+import { timeline } from "./timeline.js";
 
 const WHO = {
   "time/generate": "rollouts, driver", "time/starved": "ranks wait", "time/data": "ranks wait", "time/tokenise": "driver's workers",
@@ -9,7 +10,7 @@ const WHO = {
   "time/save": "ranks", "time/save_background": "rank 0, meanwhile", "time/upload": "driver, meanwhile", "time/step": "the whole step",
 };
 
-export function times(runs) {
+export async function times(runs) {
   const steps = [...new Set(runs.flatMap((run) => run.metrics.steps))].sort((a, b) => a - b);
   const timed = steps.filter((step) => runs.some((run) => value(run, "time/step", step) !== undefined));
   if (!timed.length) return [element("p", {}, "No step is done yet.")];
@@ -18,8 +19,13 @@ export function times(runs) {
   return [
     element("div", { class: "bar" }, to("\u2039 step", timed[i - 1]), `step ${step}`, to("step \u203A", timed[i + 1]),
       element("span", { class: "muted" }, "Parts may overlap: generation with training, saving with all.")),
+    ...(await Promise.all(runs.map((run, k) => processes(run, k, step)))),
     element("div", { class: "wide" }, runs.map((run, k) => table(run, k, step))),
   ];
+}
+
+async function processes(run, k, step) {
+  return element("section", { class: "card" }, element("h2", { class: `run run-${k}` }, `${run.name} by process`), await timeline(k, run, step));
 }
 
 function table(run, k, step) {
