@@ -29,6 +29,7 @@ def violations(agent: dict[str, Any] | None = None, data: dict[str, Any] | None 
         {"skyrlGym": {"environment": "package.module:Class", "arguments": {"a": [1]}}},
         {"reasoningGym": GSM8K},
         {"openEnv": {"url": "http://env.svc:8000", "observationKey": "text", "sessions": 8}},
+        {"nemoGym": {"url": "http://gym.svc:8000"}},
         {"verifiers": GSM8K, "env": {"SETTINGS": "a" * 16384, "LINES": "a\nb"}},
     ],
 )
@@ -51,6 +52,11 @@ def test_an_environment_is_named_by_one_key(agent: dict[str, Any]) -> None:
         ({"skyrlGym": {}}, "spec.rollout.agent.skyrlGym.environment"),
         ({"skyrlGym": {"environment": "-m pip"}}, 'spec.rollout.agent.skyrlGym.environment = "-m pip"'),
         ({"openEnv": {"url": "ftp://a", "observationKey": "t"}}, 'spec.rollout.agent.openEnv.url = "ftp://a"'),
+        ({"nemoGym": {"url": "gym.svc:8000"}}, 'spec.rollout.agent.nemoGym.url = "gym.svc:8000"'),
+        (
+            {"nemoGym": {"url": "http://a"}, "workers": {"replicas": 2}},
+            "spec.rollout.agent.workers = set: the trainer itself asks the service",
+        ),
         (
             {"openEnv": {"url": "http://a", "observationKey": "t", "sessions": 0}},
             "spec.rollout.agent.openEnv.sessions = 0",

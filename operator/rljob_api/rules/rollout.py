@@ -23,9 +23,9 @@ from rljob_api.rules.key_tables import REASONING_PARSERS, TOOL_PARSERS
 from rljob_api.spec import RLJobSpec
 from rljob_api.text import nearest
 
-ASKED_BY_THE_DRIVER = ("environment", "openEnv")
+ASKED_BY_THE_DRIVER = ("environment", "openEnv", "nemoGym")
 """Kinds of agents that run in no process of ours."""
-AGENT_KINDS = ("python", "tools", "environment", "verifiers", "skyrlGym", "reasoningGym", "openEnv")
+AGENT_KINDS = ("python", "tools", "environment", "verifiers", "skyrlGym", "reasoningGym", "openEnv", "nemoGym")
 REPLICAS, MINIMUM = field("rollout.replicas"), field("rollout.minReplicas")
 TENSOR, COPIES = field("rollout.tensorParallel"), field("rollout.dataParallel")
 REPLAYED = present("train.batches.replay")

@@ -85,13 +85,25 @@ class OpenEnv(Model):
     """Trajectories at a time: at most the server's `max_concurrent_envs`, which is 1 unless its author says otherwise."""
 
 
+class NemoGym(Model):
+    """A resources server of NeMo Gym. A trajectory is a session: `/seed_session` with the row, the address of each tool that the policy calls, and
+    `/verify`, which gives the reward."""
+
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
+    """Base address of the server."""
+    headers: StringMap = {}
+    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
+    sessions: PositiveInt = 256
+    """Trajectories at a time."""
+
+
 class AgentSpec(Model):
     """How a sample comes into being when it is more than one response: turns of the policy, with what tools, users or an environment say in between.
     Only tokens that the policy generated are learnt from."""
 
     python: PythonAgent | None = None
-    """A function of your own makes the trajectory. Exactly one of `python`, `tools`, `environment`, `verifiers`, `skyrlGym`, `reasoningGym` and
-    `openEnv`."""
+    """A function of your own makes the trajectory. Exactly one of `python`, `tools`, `environment`, `verifiers`, `skyrlGym`, `reasoningGym`,
+    `openEnv` and `nemoGym`."""
     tools: Tools | None = None
     """The policy calls functions, until a turn calls none."""
     environment: Environment | None = None
@@ -104,6 +116,8 @@ class AgentSpec(Model):
     """A data set of the library reasoning-gym judges one turn. `data.generated` writes its questions."""
     open_env: OpenEnv | None = None
     """A server of the library OpenEnv answers each turn."""
+    nemo_gym: NemoGym | None = None
+    """A resources server of the library NeMo Gym answers what the policy calls, and judges the trajectory."""
     tool_parser: ParserName | None = None
     """How the policy writes the calls of tools: the name of a tool-call parser of vLLM, which reads them on the rollout servers. Unset: that of the
     model's family (docs/reference/models.md)."""

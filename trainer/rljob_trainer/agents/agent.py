@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from rljob_api.spec.agent import AgentSpec
 from rljob_trainer.agents.claims import Sandboxes
+from rljob_trainer.agents.nemo_gym import NemoGymServer
 from rljob_trainer.agents.open_env import OpenEnvServer
 from rljob_trainer.agents.python_file import AgentPods, WorkerAgent
 from rljob_trainer.agents.recording import Rollout
@@ -46,4 +47,6 @@ def agent_of(
         return ServiceAgent(spec, HttpEnvironment(spec.environment, spec.timeout_seconds))
     if spec.open_env:
         return ServiceAgent(spec, OpenEnvServer(spec.open_env))
+    if spec.nemo_gym:
+        return ServiceAgent(spec, NemoGymServer(spec.nemo_gym))
     return WorkerAgent(spec, pods, address, sandboxes)

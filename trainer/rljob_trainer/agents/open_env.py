@@ -4,16 +4,17 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
 from rljob_api.spec.agent import OpenEnv
 from rljob_trainer.agents.api import Turn
-from rljob_trainer.agents.episode import Episode, Nonsense, Observation, observed, plain
-from rljob_trainer.data.prompts import Prompt
+from rljob_trainer.agents.episode import Nonsense, Observation, observed, plain
+from rljob_trainer.agents.recording import Rollout
+from rljob_trainer.agents.service import turn_by_turn
+from rljob_trainer.agents.session import Session
 from rljob_trainer.rewards.http_service import FIRST_WAIT_SECONDS, LARGEST_ANSWER, LONGEST_WAIT_SECONDS, SHOWN, fill_in
 from rljob_trainer.rewards.request import RewardFailed, RewardFailureKind
 
@@ -45,13 +46,13 @@ class OpenEnvServer:
         if self._client is not None:
             await self._client.close()
 
-    @asynccontextmanager
-    async def episode(self, prompt: Prompt, row: Mapping[str, Any]) -> AsyncIterator[Episode]:
-        session = _OpenEnvSession(self, plain(row) | self._spec.arguments)
+    async def play(self, session: Session, row: Mapping[str, Any]) -> Rollout | None:
+        """See EnvironmentService."""
+        episode = _OpenEnvSession(self, plain(row) | self._spec.arguments)
         try:
-            yield session
+            return await turn_by_turn(session, episode)
         finally:
-            await session.close()
+            await episode.close()
 
     async def connected(self) -> aiohttp.ClientWebSocketResponse:
         assert self._client is not None, "start comes first"

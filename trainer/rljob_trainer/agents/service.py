@@ -4,8 +4,7 @@ the user's runs here.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -14,7 +13,6 @@ from rljob_trainer.agents.api import Policy, PolicyError, Turn
 from rljob_trainer.agents.episode import Episode, Nonsense, Observation, observed, plain, played
 from rljob_trainer.agents.recording import AgentFailed, AgentFailureKind, Rollout
 from rljob_trainer.agents.session import Session
-from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.rewards.http_service import Post, fill_in
 from rljob_trainer.rewards.request import RewardFailed
 
@@ -40,8 +38,9 @@ class EnvironmentService(Protocol):
 
     async def stop(self) -> None: ...
 
-    def episode(self, prompt: Prompt, row: Mapping[str, Any]) -> AbstractAsyncContextManager[Episode]:
-        """One that ends with the context. It raises RewardFailed for a service that does not answer."""
+    async def play(self, session: Session, row: Mapping[str, Any]) -> Rollout | None:
+        """One episode; None when it ends before the policy's first turn. Raises Nonsense and PolicyError, and RewardFailed for a service that does
+        not answer."""
         ...
 
 
@@ -76,15 +75,20 @@ class ServiceAgent:
                 raise self._failed("value", str(error)) from error
 
     async def _played(self, session: Session, row: Mapping[str, Any]) -> Rollout:
-        async with self._service.episode(session.prompt, row) as episode:
-            trajectory = await played(Policy(session.answer), session.prompt.tokens, episode)
-        rollout = session.rollout([trajectory.tokens], trajectory.rewards)
+        rollout = await self._service.play(session, row)
         if rollout is None:
             raise self._failed("value", "ended before the policy's first turn")
-        return replace(rollout, metrics=trajectory.metrics)
+        return rollout
 
     def _failed(self, kind: AgentFailureKind, reason: str) -> AgentFailed:
         return AgentFailed(kind, self._service.field, self._service.url, reason)
+
+
+async def turn_by_turn(session: Session, episode: Episode) -> Rollout | None:
+    """What an episode that answers every turn makes of a session. Raises as EnvironmentService.play."""
+    trajectory = await played(Policy(session.answer), session.prompt.tokens, episode)
+    rollout = session.rollout([trajectory.tokens], trajectory.rewards)
+    return rollout and replace(rollout, metrics=trajectory.metrics)
 
 
 FIELD = "spec.rollout.agent.environment"
@@ -118,11 +122,11 @@ class HttpEnvironment:
             await asyncio.wait(self._closing, timeout=CLOSING_SECONDS)
         await asyncio.gather(*(post.close() for post in self._posts.values()))
 
-    @asynccontextmanager
-    async def episode(self, prompt: Prompt, row: Mapping[str, Any]) -> AsyncIterator[Episode]:
+    async def play(self, session: Session, row: Mapping[str, Any]) -> Rollout | None:
         name = secrets.token_hex(16)
+        begin = {"prompt": session.prompt.text, "row": plain(row)}
         try:
-            yield _HttpSession(self._posts, {"session": name}, {"prompt": prompt.text, "row": plain(row)})
+            return await turn_by_turn(session, _HttpSession(self._posts, {"session": name}, begin))
         finally:
             self._close(name)
 
