@@ -73,14 +73,23 @@ def test_a_rollout_whose_engine_is_killed_or_stopped_is_started_again_in_its_pod
     step, pod = job.status().progress.step, names.pod(job.name, names.ROLE_ROLLOUT, 0)
     before = failures_of_rollouts(lab, job)
     job.wait("both rollouts current", lambda _: both_current(lab, job), 300)
+    job.wait("its server", lambda _: answers(lab, pod), 300)
     lab.kube.execute(pod, "python", "-c", SIGNAL_THE_ENGINE, str(int(number)))
     seconds = 300  # an engine that is stopped during an update may take 150
     (event,) = wait_for("the event", lambda: failures_of_rollouts(lab, job)[len(before) :], seconds)
     assert event["type"] == "Warning" and event["message"].startswith(f"{pod}: ServerLost: the server was killed")
+    job.wait("its server again", lambda _: answers(lab, pod), 300)
     job.wait("both rollouts ready", lambda s: s.rollout.ready == 2, 300)
     status = job.wait("more steps", lambda s: s.progress.step > step + 2, 300)
     assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
     assert failures_of_rollouts(lab, job)[len(before) + 1 :] == [], "one failure is one event"
+
+
+def answers(lab: Lab, pod: str) -> bool:
+    """Whether its server has answered since it last failed. Readiness, and what rank 0 knows, may still be those of the server that failed."""
+    said = lab.report(pod).get(names.REPORT_KEY)
+    report = Report.model_validate_json(said) if said else None
+    return report is not None and report.state == "running" and report.failure is None
 
 
 def failures_of_rollouts(lab: Lab, job: Job) -> list[Object]:
