@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cli.conftest import Rljob
@@ -32,6 +32,7 @@ CONTROLS = [
     "\x00",
     "\t",
 ]
+SPACES = [c for c in map(chr, range(sys.maxunicode)) if c.isspace()]
 FORGED = "\nFORGED 77777 is saved"
 ESCAPED = re.compile(r"[^\n\t -~\u00a0-\u200d\u2010-\u2027\u2030-\u2065\u2070-\ud7ff\ue000-\U0010ffff]")
 
@@ -109,7 +110,8 @@ def test_a_hostile_status_is_printed_harmlessly(
     assert not any(line.startswith("FORGED") for line in (screen.out + screen.err).split("\n"))
 
 
-@given(texts)
+@given(texts | st.text(st.sampled_from(SPACES), min_size=1, max_size=3))
+@example("\xa0")
 def test_data_is_complete_although_its_controls_are_escaped(text: str) -> None:
     from kubectl_rljob.printers import data
 

@@ -15,7 +15,8 @@ def render(value: Any, output: str) -> str:
     if output == "json":
         return CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text)
     readable = CONTROL.search(text) is None
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=readable, width=160).rstrip()
+    dumped = yaml.safe_dump(value, sort_keys=False, allow_unicode=readable, width=160)
+    return dumped.removesuffix("\n")  # a text at the end may end with white space of Unicode, without quotes
 
 
 def without_managed_fields(item: dict[str, Any]) -> dict[str, Any]:
