@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import batched
 from typing import Any
 
 from kubectl_rljob.errors import UserError
@@ -119,4 +118,8 @@ def _reserved(waiting: Iterable[tuple[str, PlacementStatus]], job: str, nodes: C
 
 def _servers(gang: Gang, placed: Placement) -> dict[str, list[tuple[str, ...]]]:
     pods = {names.ROLE_ROLLOUT: gang.nodes} | {pool.name: pool.nodes for pool in gang.pools}
-    return {role: list(batched(placed.servers(role), each)) for role, each in pods.items() if each > 1}
+    return {role: _split(placed.servers(role), each) for role, each in pods.items() if each > 1}
+
+
+def _split(nodes: tuple[str, ...], each: int) -> list[tuple[str, ...]]:
+    return [nodes[i : i + each] for i in range(0, len(nodes), each)]

@@ -1,7 +1,7 @@
 """The base of every model of the contract, and what stands in it for a value that cannot be read."""
 
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn
 
 from pydantic import (
     BaseModel,
@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+from typing_extensions import Self
 
 
 class Undecidable(Exception):

@@ -9,8 +9,12 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
+import mypy
 import pytest
 import yaml
 
@@ -21,6 +25,9 @@ OWN = tomllib.loads((ROOT / "operator/pyproject.toml").read_text())
 WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGES = OWN["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 OTHERS = ("3.10", "3.11", "3.13")
+OLDEST = tuple(map(int, OWN["project"]["requires-python"].removeprefix(">=").split(".")))
+MODULES = [path for package in PACKAGES for path in (ROOT / "operator" / package).rglob("*.py")]
+STUBS = Path(mypy.__file__).parent / "typeshed/stdlib"
 
 
 def interpreter(version: str) -> str | None:
@@ -31,10 +38,60 @@ def interpreter(version: str) -> str | None:
 
 
 def test_every_module_is_python_that_the_oldest_one_reads() -> None:
-    oldest = tuple(map(int, OWN["project"]["requires-python"].removeprefix(">=").split(".")))
-    for package in PACKAGES:
-        for file in (ROOT / "operator" / package).rglob("*.py"):
-            ast.parse(file.read_text(), feature_version=oldest)
+    for file in MODULES:
+        ast.parse(file.read_text(), feature_version=OLDEST)
+
+
+def defined(statements: Iterable[ast.stmt]) -> Iterator[str]:
+    """Names that statements of a stub define in the oldest Python."""
+    for statement in statements:
+        match statement:
+            case ast.If(test=test, body=body, orelse=other):
+                there = eval(ast.unparse(test), {"sys": SimpleNamespace(version_info=OLDEST, platform="linux")})
+                yield from defined(body if there else other)
+            case ast.ImportFrom(module=str(module), names=[ast.alias(name="*")]):
+                yield from names_of(module)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                yield from (alias.asname or alias.name for alias in names)
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+
+
+@cache
+def names_of(module: str) -> frozenset[str]:
+    """What a module of the standard library has in the oldest Python, by mypy's stubs; empty: it has no such module."""
+    since = re.search(rf"^{re.escape(module)}: 3\.(\d+)-", (STUBS / "VERSIONS").read_text(), re.MULTILINE)
+    if since and int(since[1]) > OLDEST[1]:
+        return frozenset()
+    path = STUBS.joinpath(*module.split("."))
+    file = path / "__init__.pyi" if path.is_dir() else path.with_suffix(".pyi")
+    inside = {inner.stem for inner in path.glob("*.pyi")}
+    return frozenset({"__name__", *inside, *defined(ast.parse(file.read_text()).body)})
+
+
+def taken(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """Modules of the standard library, and what is taken from them."""
+    imported = dict[str, str]()
+    for node in ast.walk(module):
+        match node:
+            case ast.Import(names=names):
+                imported |= {alias.asname or alias.name: alias.name for alias in names}
+            case ast.ImportFrom(module=str(name), names=names):
+                yield from ((name, alias.name) for alias in names)
+    for node in ast.walk(module):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in imported:
+                yield imported[name], attribute
+
+
+def test_no_module_takes_from_the_standard_library_what_the_oldest_python_lacks() -> None:
+    uses = {(file, *use) for file in MODULES for use in taken(ast.parse(file.read_text()))}
+    ours = {(file, name, what) for file, name, what in uses if name.partition(".")[0] in sys.stdlib_module_names}
+    assert len(ours) > 500
+    assert [use for use in ours if use[2] not in names_of(use[1])] == []
+    assert "batched" not in names_of("itertools") and not names_of("tomllib"), "of later ones"
 
 
 def test_it_has_the_version_the_commands_and_the_libraries_of_the_whole() -> None:
