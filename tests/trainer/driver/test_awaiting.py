@@ -33,7 +33,8 @@ async def test_it_is_named_and_forgotten_with_the_next_movement(
         reporter.rank_awaits("demo-rollout-1 to receive weights")
     assert progress.progress.awaiting == ""
     running = asyncio.create_task(progress.run())
-    await asyncio.sleep(0.6)  # also where nothing is to be named
+    if not said:
+        await asyncio.sleep(2 * launcher_files.QUIET_SECONDS)  # nothing is to be named
     async with asyncio.timeout(60):
         while progress.progress.awaiting != said:  # noqa: ASYNC110
             await asyncio.sleep(0.02)

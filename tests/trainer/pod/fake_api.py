@@ -20,6 +20,7 @@ class FakeApi:
         self.patches: list[dict[str, Any]] = []
         self.tokens: set[str] = set()
         self.watches = 0
+        self.refused_patches = 0
         self.down = False
         self.forbidden = 0
         self.brief = False
@@ -98,6 +99,7 @@ class FakeApi:
 
     async def _patch(self, request: web.Request) -> web.Response:
         if self.down:
+            self.refused_patches += 1
             return web.Response(status=503)
         assert request.headers["Content-Type"] == "application/merge-patch+json"
         self.patches.append({"name": request.match_info["name"], **await request.json()})

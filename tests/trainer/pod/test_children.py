@@ -103,6 +103,6 @@ async def test_how_a_colocated_server_ended_is_left_to_the_part_that_waits_for_i
     server = await asyncio.create_subprocess_exec("sleep", "600")
     launcher._attempt = cast(Any, SimpleNamespace(pids={server.pid}))
     server.kill()
-    time.sleep(0.2)  # noqa: ASYNC251 it ends before the loop can hear of it
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 it ends before the loop can hear of it
     launcher._reap_orphans()
     assert await asyncio.wait_for(server.wait(), SECONDS) == -signal.SIGKILL

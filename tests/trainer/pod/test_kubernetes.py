@@ -12,8 +12,7 @@ from rljob_api.protocol import Control, Report, Resume
 from rljob_trainer.pod.channel import ProtocolMismatch
 from rljob_trainer.pod.kubernetes import KubernetesChannel
 from trainer.pod.fake_api import FakeApi
-
-SECONDS = 120.0
+from trainer.pod.pods import SECONDS, until
 
 
 def control(attempt: int, name: str = "job") -> str:
@@ -52,9 +51,7 @@ async def test_what_changed_while_the_connection_was_broken_is_heard_and_nothing
     assert await next_attempt(controls) == 1
     api.break_connections()
     following = asyncio.create_task(next_attempt(controls))
-    async with asyncio.timeout(SECONDS):
-        while api.watches < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until(lambda: api.watches > 1)
     assert not following.done()
     api.publish(control(2))
     assert await following == 2
@@ -68,7 +65,7 @@ async def test_an_api_server_that_was_away_is_found_again(api: FakeApi) -> None:
     api.break_connections()
     following = asyncio.create_task(next_attempt(controls))
     reporting = asyncio.create_task(channel.report(Report(pod="p", pod_uid="u", boot_id="b")))
-    await asyncio.sleep(0.5)
+    await until(lambda: api.watches > 2 and api.refused_patches > 1)  # the first of each has been answered
     assert not following.done() and not reporting.done()
     api.control, api.down = control(2), False
     assert await following == 2
@@ -95,7 +92,7 @@ async def test_a_control_that_may_not_be_read_any_more_is_told_once_and_logged_a
     api.break_connections()
     assert await next_attempt(controls) is None
     following = asyncio.create_task(next_attempt(controls))
-    await asyncio.sleep(0.5)
+    await until(lambda: api.watches > 3)  # the one before was answered, and refused as well
     assert not following.done()
     (line,) = [r.message for r in caplog.records if str(status) in r.message]
     assert meaning in line
@@ -108,7 +105,7 @@ async def test_a_watch_that_the_server_ends_with_an_error_is_opened_again(api: F
     assert await next_attempt(controls) == 1
     api.publish("gone")
     following = asyncio.create_task(next_attempt(controls))
-    await asyncio.sleep(0.3)
+    await until(lambda: api.watches > 1)
     api.control = control(3)
     assert await following == 3
 
@@ -145,7 +142,7 @@ async def test_watches_that_are_ended_at_once_are_opened_once_a_second(api: Fake
 
 
 async def test_a_server_with_another_authority_is_accepted_once_the_kubelet_has_written_it(
-    api: FakeApi, tmp_path: Path
+    api: FakeApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Clusters replace theirs while jobs run."""
     (old, old_file), (new, new_file) = certified(tmp_path, "old"), certified(tmp_path, "new")
@@ -158,7 +155,7 @@ async def test_a_server_with_another_authority_is_accepted_once_the_kubelet_has_
     await api.certify(new)
     api.publish(control(2))
     following = asyncio.create_task(next_attempt(controls))
-    await asyncio.sleep(0.5)
+    await until(lambda: "certificate verify failed" in caplog.text)
     assert not following.done(), "the file is empty while it is replaced"
     known.write_bytes(new_file.read_bytes())
     assert await following == 2

@@ -23,6 +23,7 @@ from rljob_trainer.wire.weights.plan import GatherPhase
 from rljob_trainer.wire.weights.protocol import PolicyVersion
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.pod.pods import Pod, control, is_running, until, words
+from trainer.pod.watched import Watched, WatchedFollower
 from trainer.rank.standing import Standing
 from trainer.server import models
 from trainer.server.servers import READY_SECONDS, TOKEN, spec
@@ -99,14 +100,17 @@ def engine(pod: Pod) -> psutil.Process:
 
 
 async def seen(pod: Pod) -> psutil.Process:
-    """Its engine, once there is one and the health check has had time to see it."""
+    """Its engine, once there is one and the health check has seen it."""
     await until(lambda: any(health.ENGINE.search(" ".join(words(p))) for p in processes(pod)))
-    await asyncio.sleep(3 * health.POLL_SECONDS)
-    return engine(pod)
+    found = engine(pod)
+    await Watched.has_seen(found)
+    return found
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.setattr(server_process, "HealthCheck", Watched)
+    monkeypatch.setattr(server_process, "FollowerCheck", WatchedFollower)
     if "slow" not in request.keywords:
         monkeypatch.setattr(server_process, "SERVER", "trainer.pod.stand_in")
         monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.05)

@@ -2,36 +2,18 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any, ClassVar
 
 import psutil
 import pytest
 
 from rljob_trainer.pod import channel, health, server_process, supervisor
-from rljob_trainer.pod.health import ENGINE, HealthCheck
+from rljob_trainer.pod.health import ENGINE
 from rljob_trainer.wire.rollout_client import ReplicaLost
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 from trainer.pod.pods import SECONDS, Pod, is_running, until, words
+from trainer.pod.watched import Watched
 from trainer.server import models
 from trainer.server.servers import READY_SECONDS
-
-
-class Watched(HealthCheck):
-    """The one that was made last can be asked what it has seen."""
-
-    newest: ClassVar["Watched"]
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        Watched.newest = self
-
-    @staticmethod
-    async def has_seen(engine: psutil.Process) -> None:
-        await until(lambda: engine in Watched.newest._engine._engines)
-
-    @staticmethod
-    async def has_an_answer() -> None:
-        await until(lambda: Watched.newest._answered is not None)
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +99,7 @@ async def test_a_signal_that_ended_the_server_is_the_cause_also_when_its_engine_
     assert server
     await Watched.has_seen(engine)
     engine.kill()
-    await asyncio.sleep(3 * health.POLL_SECONDS)
+    await Watched.has_a_verdict()
     server.kill()
     failure = (await pod.channel.wait(lambda r: r.failure is not None)).failure
     assert failure and (failure.kind, failure.exception) == ("killed", "Signal 9 (SIGKILL)")

@@ -16,10 +16,11 @@ import torch
 
 from rljob_api.spec.common import Sampling
 from rljob_trainer.pod import health
-from rljob_trainer.pod.health import ENGINE, HealthCheck, Lost
+from rljob_trainer.pod.health import ENGINE, Lost
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.wire.rollout_client import GenerationRequest, RolloutClient
 from rljob_trainer.wire.weights.transport import over_tcp
+from trainer.pod.watched import Watched
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server
 
@@ -33,8 +34,9 @@ def engine(server: Server) -> psutil.Process:
 @asynccontextmanager
 async def checked(server: Server) -> AsyncIterator["asyncio.Task[Lost]"]:
     """The check of a server, once it has seen it healthy; cancelled at the end."""
-    task = asyncio.create_task(HealthCheck(server.pid, server.endpoint.url, TOKEN).lost())
-    await asyncio.sleep(2 * health.ASK_SECONDS + 1)
+    check = Watched(server.pid, server.endpoint.url, TOKEN)
+    task = asyncio.create_task(check.lost())
+    await check.has_seen_it_healthy()
     assert not task.done()
     yield task
     task.cancel()
