@@ -24,7 +24,8 @@ from benchmarks import jobs, step, unproven
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from rljob_api.families import FAMILIES
-from trainer.megatron.models import KINDS, SHAPE, config_class, random_model
+from trainer.megatron.kinds import KINDS, SHAPE, config_class
+from trainer.megatron.models import random_model
 
 ROOT = Path(tempfile.gettempdir()) / "rljob-bench-families"
 VOCABULARY = 1024
@@ -58,7 +59,7 @@ SHARE, CACHE_GIB = 0.4, 4
 def main() -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.families")
     parser.add_argument(
-        "--kinds", default="", help="of tests/trainer/megatron/models.py; every family that generates otherwise"
+        "--kinds", default="", help="of tests/trainer/megatron/kinds.py; every family that generates otherwise"
     )
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="at a time on a GPU")

@@ -12,7 +12,8 @@ from safetensors.numpy import save_file
 
 from api.specs import make_spec
 from rljob_trainer.model_files import INDEX, damage, violations
-from trainer.megatron.models import KINDS, make_model
+from trainer.megatron.kinds import KINDS
+from trainer.megatron.models import make_model
 
 CONFIG = {
     "model_type": "qwen2",

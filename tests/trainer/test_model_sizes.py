@@ -9,7 +9,8 @@ import transformers
 
 from rljob_api.families import FAMILIES
 from rljob_api.sizing.shape import Shape
-from trainer.megatron.models import config_class, kind_of_model
+from trainer.megatron.kinds import config_class
+from trainer.megatron.models import kind_of_model
 
 EXPERTS = {"num_hidden_layers": 6, "vocab_size": 32000}
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {

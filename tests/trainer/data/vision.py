@@ -4,7 +4,7 @@ from pathlib import Path
 
 WORDS = 128
 PAD, FIRST, LAST, VIDEO = 124, 126, 127, 125
-"""As in tests/trainer/megatron/models.py."""
+"""As in tests/trainer/megatron/kinds.py."""
 TEMPLATE = """
 {%- for m in messages %}{{- '<|im_start|> ' + m.role + ' ' }}
 {%- if m.content is string %}{{- m.content }}{%- else %}{%- for part in m.content %}
@@ -44,7 +44,7 @@ def save_processor(path: Path, kind: str = "qwen2_5_vl") -> Path:
 
 def processor_directory(path: Path) -> Path:
     """With a config.json that says which family it is."""
-    from trainer.megatron.models import make_config
+    from trainer.megatron.kinds import make_config
 
     make_config("qwen2_5_vl", WORDS).save_pretrained(path)
     return save_processor(path)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.megatron.models import SHAPE
+from trainer.megatron.kinds import SHAPE
 
 
 def make_classifier(directory: Path, labels: int = 1, vocabulary: int = 160) -> Path:

@@ -18,7 +18,8 @@ from rljob_trainer.pod.arguments import CPU_ENVIRONMENT, CPU_ONE_PROCESS
 from rljob_trainer.wire.rollout_server import EXACT_ON_CPU
 from rljob_trainer.wire.trajectory import Trajectory
 from trainer.megatron import served_log_probs
-from trainer.megatron.models import KINDS, SHAPE, config_class, job, random_model
+from trainer.megatron.kinds import KINDS, SHAPE, config_class
+from trainer.megatron.models import job, random_model
 from trainer.ranks import run_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("megatron")]

@@ -15,17 +15,8 @@ from rljob_api.rules.model import model_violations
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
-from trainer.megatron.models import (
-    KINDS,
-    TIED,
-    family_of,
-    job,
-    make_batch,
-    make_config,
-    make_model,
-    ranks_of,
-    train_step,
-)
+from trainer.megatron.kinds import KINDS, TIED, family_of, make_config
+from trainer.megatron.models import job, make_batch, make_model, ranks_of, train_step
 from trainer.ranks import run_ranks
 
 CHOOSING = "e_score_correction_bias"

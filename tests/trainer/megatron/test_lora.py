@@ -20,7 +20,8 @@ from rljob_trainer.algorithm.cross_entropy import CrossEntropyObjective
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.batch import Batch
 from trainer.megatron.gang import changed, column, run_engines, weights
-from trainer.megatron.models import TIED, job, load_model, make_batch, make_model, response_log_probs, train_step
+from trainer.megatron.kinds import TIED
+from trainer.megatron.models import job, load_model, make_batch, make_model, response_log_probs, train_step
 from trainer.megatron.test_checkpoint import write
 from trainer.megatron.test_supervised import given
 

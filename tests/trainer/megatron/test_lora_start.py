@@ -17,7 +17,8 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.batch import Batch
 from trainer.megatron.gang import changed, column, run_engines, weights
-from trainer.megatron.models import TIED, job, make_batch, make_model, response_log_probs, train_step
+from trainer.megatron.kinds import TIED
+from trainer.megatron.models import job, make_batch, make_model, response_log_probs, train_step
 from trainer.megatron.test_lora import far_apart, same, texts
 
 LORA = {"rank": 4, "alpha": 8}

@@ -10,7 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from rljob_api.spec import RLJobSpec
-from trainer.megatron.models import job, make_batch, make_config, random_model, train_step
+from trainer.megatron.kinds import make_config
+from trainer.megatron.models import job, make_batch, random_model, train_step
 from trainer.megatron.test_checkpoint import write
 from trainer.ranks import run_ranks
 

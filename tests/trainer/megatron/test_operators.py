@@ -24,7 +24,8 @@ from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.images import Placed
 from rljob_trainer.wire.trajectory import Trajectory, prompt, sampled
 from trainer.megatron.gang import changed
-from trainer.megatron.models import KINDS, TIED, family_of, job, make_model
+from trainer.megatron.kinds import KINDS, TIED, family_of
+from trainer.megatron.models import job, make_model
 from trainer.megatron.operators import Count, Operators
 from trainer.megatron.vision import make_image
 from trainer.ranks import run_ranks

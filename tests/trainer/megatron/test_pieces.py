@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rljob_api.spec import RLJobSpec
 from trainer.megatron.gang import equal, moments, run_engines, weights
-from trainer.megatron.models import job, make_batch, make_config, make_model, random_model, train_step
+from trainer.megatron.kinds import make_config
+from trainer.megatron.models import job, make_batch, make_model, random_model, train_step
 from trainer.megatron.test_checkpoint import write
 from trainer.ranks import run_ranks
 

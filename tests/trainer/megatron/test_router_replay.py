@@ -12,7 +12,8 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.trajectory import Experts, Trajectory
 from trainer.megatron.gang import column
-from trainer.megatron.models import changed_samples, job, load_model, make_batch, make_config, random_model, train_step
+from trainer.megatron.kinds import make_config
+from trainer.megatron.models import changed_samples, job, load_model, make_batch, random_model, train_step
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from rljob_trainer.megatron import tower
-from trainer.megatron.models import make_config
+from trainer.megatron.kinds import make_config
 from trainer.megatron.operators import Operators
 
 

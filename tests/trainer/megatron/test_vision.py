@@ -13,7 +13,8 @@ from extra import extra_but
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.images import positions
 from trainer.megatron.gang import changed, gradient, run_engines
-from trainer.megatron.models import TIED, job, load_model, make_model, train_step
+from trainer.megatron.kinds import TIED
+from trainer.megatron.models import job, load_model, make_model, train_step
 from trainer.megatron.test_checkpoint import run
 from trainer.megatron.test_families import GIVEN, assert_exported
 from trainer.megatron.test_parity import off_policy

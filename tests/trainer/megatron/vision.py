@@ -11,7 +11,8 @@ import torch
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.images import Image, Placed
 from rljob_trainer.wire.trajectory import Trajectory, prompt, sampled
-from trainer.megatron.models import QWEN_VL, load_model, make_batch
+from trainer.megatron.kinds import QWEN_VL
+from trainer.megatron.models import load_model, make_batch
 
 PAD, FIRST, LAST = (QWEN_VL[f"{name}_token_id"] for name in ("image", "vision_start", "vision_end"))
 GRIDS = ((4, 4), (2, 6), (8, 4))

@@ -14,7 +14,8 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
 from rljob_trainer.wire.weights.transport import over_tcp
-from trainer.megatron.models import KINDS, load_model, make_config, random_model, response_log_probs
+from trainer.megatron.kinds import KINDS, make_config
+from trainer.megatron.models import load_model, random_model, response_log_probs
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server
 

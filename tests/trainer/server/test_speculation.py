@@ -22,7 +22,8 @@ from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.server.compat.cpu_engine import spread
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
 from rljob_trainer.wire.weights.transport import over_tcp
-from trainer.megatron.models import add_multi_token_layer, kind_of_model, make_config, random_model
+from trainer.megatron.kinds import make_config
+from trainer.megatron.models import add_multi_token_layer, kind_of_model, random_model
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server, spec
 

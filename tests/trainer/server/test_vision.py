@@ -14,7 +14,8 @@ from rljob_trainer.wire.images import Placed
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.data.vision import WORDS, save_processor
-from trainer.megatron.models import load_model, make_config, random_model
+from trainer.megatron.kinds import make_config
+from trainer.megatron.models import load_model, random_model
 from trainer.megatron.vision import FIRST, LAST, PAD, image_log_probs, make_image
 from trainer.server.servers import TOKEN, Server
 from trainer.server.test_families import tensors
