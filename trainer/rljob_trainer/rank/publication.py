@@ -101,7 +101,7 @@ class Publication:
         """Differences that the last probe found, how long servers paused for the last update, and how long senders waited for them."""
 
     def expect(self, step: int, digest: str) -> None:
-        """See Task.restored."""
+        """See RankTask.restored."""
         self._digests = {step: digest}
 
     def suspend(self, probe: Sequence[Sequence[int]]) -> None:

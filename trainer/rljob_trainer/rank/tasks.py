@@ -70,7 +70,7 @@ class RankTask(Protocol):
 
 
 class RolloutTask:
-    """See Task. While a batch is awaited, rollouts that are new get the policy, and `while_waiting` is called about once a second."""
+    """See RankTask. While a batch is awaited, rollouts that are new get the policy, and `while_waiting` is called about once a second."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class RolloutTask:
         return {**self._publication.metrics, "time/starved": self._starved}
 
     def next(self, step: int) -> Batch | None:
-        """See Task. Colocated rollouts sleep when this returns a batch."""
+        """See RankTask. Colocated rollouts sleep when this returns a batch."""
         began = time.monotonic()
         while True:
             self._while_waiting()
@@ -107,7 +107,7 @@ class RolloutTask:
                     return None
 
     def publish(self, step: int) -> None:
-        """See Task. Waits until nothing is generated under the previous policy any more."""
+        """See RankTask. Waits until nothing is generated under the previous policy any more."""
         self._publication.publish(step, self._publication.replicas())
 
     def evaluate(self, step: int) -> None:
@@ -127,7 +127,7 @@ class RolloutTask:
 
 
 class ExampleTask:
-    """See Task. While a batch is awaited, `while_waiting` is called about once a second."""
+    """See RankTask. While a batch is awaited, `while_waiting` is called about once a second."""
 
     def __init__(self, ranks: Ranks, driver: DriverClient | None, engine: Engine, while_waiting: Callable[[], None]):
         """`driver`: on rank 0 only."""
@@ -138,7 +138,7 @@ class ExampleTask:
         self.metrics: Mapping[str, float] = {}
 
     def next(self, step: int) -> Batch | None:
-        """See Task."""
+        """See RankTask."""
         began = time.monotonic()
         while True:
             self._while_waiting()
