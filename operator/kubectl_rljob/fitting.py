@@ -82,7 +82,8 @@ def doubts(spec: RLJobSpec, phases: Sequence[PhaseMemory], caches: Mapping[str, 
     if hardly := tight(phases, device):
         yield f"in {_named(hardly)} of {_gpu(device)}"
     for role, there in caches.items():
-        if there <= 0 and (given := may_be_smaller(arguments(spec, role))):
+        given = may_be_smaller(arguments(spec, role)) if there <= 0 else []
+        if given:
             named = " and ".join(f"{key} = {arguments(spec, role)[key]}" for key in given)
             yield f"in servers of {spec.field_of(role)}, whose weights are counted without {named}"
 

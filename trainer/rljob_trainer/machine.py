@@ -96,7 +96,8 @@ def oom_kills(cgroup: Path = CGROUP) -> int:
 def memory_limit(cgroup: Path = CGROUP) -> int | None:
     """Bytes that this container may use; None: as much as the node has."""
     for file in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
-        if file.is_file() and (text := file.read_text().strip()) != "max":
+        text = file.read_text().strip() if file.is_file() else "max"
+        if text != "max":
             return int(text) if int(text) < UNLIMITED else None
     return None
 

@@ -214,9 +214,10 @@ def _unreadable(given: dict[str, Any], model: type[Model], keys: list[str]) -> d
 def verbatim_violations(spec: dict[str, Any], broken: set[str]) -> Iterator[Violation]:
     """What JSON cannot hold, in the parts of a spec that pass through as they are. `broken`: fields that are wrong already."""
     for location, value in leaves(spec):
-        infinite = isinstance(value, float) and not math.isfinite(value)
-        if infinite and (field := f"spec.{path_of(location)}") not in broken:
-            yield Violation(field, as_written(value), *SENTENCES["finite_number"](value, {}))
+        if isinstance(value, float) and not math.isfinite(value):
+            field = f"spec.{path_of(location)}"
+            if field not in broken:
+                yield Violation(field, as_written(value), *SENTENCES["finite_number"](value, {}))
 
 
 def leaves(spec: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:

@@ -119,7 +119,10 @@ class Cache[T]:
     def revise(self, key: Key, change: Callable[[T], T]) -> set[Key]:
         """Changes the value of an entry by what is known besides its object. The next version of the object makes a new value."""
         old = self._objects.get(key)
-        if old is None or (value := change(old.value)) == old.value:
+        if old is None:
+            return set()
+        value = change(old.value)
+        if value == old.value:
             return set()
         new = self._objects[key] = replace(old, value=value)
         if new.group:

@@ -202,8 +202,10 @@ def blame_nodes(s: Snapshot, status: JobStatus) -> Change:
 def _hints(s: Snapshot, status: JobStatus) -> Iterator[Hint]:
     attempt = status.attempt
     cause = recorded_cause(attempt) if attempt and just_ended(s, status) else None
-    if attempt and cause and (node := _node(attempt, cause.pod)) and _points_at_node(cause):
-        yield Hint(node, f"attempt {attempt.number}", f"attempt {attempt.number}: {cause.reason}: {cause}")
+    if attempt and cause and _points_at_node(cause):
+        node = _node(attempt, cause.pod)
+        if node:
+            yield Hint(node, f"attempt {attempt.number}", f"attempt {attempt.number}: {cause.reason}: {cause}")
     recent = [last.pod for last in s.failed.values() if s.now - last.at < REMEMBERED_SECONDS]
     for pod in (*s.pods, *recent):
         if pod.node and pod.never_started:

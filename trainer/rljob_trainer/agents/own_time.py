@@ -29,7 +29,8 @@ class OwnTime:
         """The clock stands still."""
         now = asyncio.get_running_loop().time
         with contextlib.suppress(RuntimeError):  # the trajectory has ended, or its time is over
-            if not self._waiting and (end := self._limit.when()) is not None:
+            end = self._limit.when()
+            if end is not None and not self._waiting:
                 self._left = end - now()
                 self._limit.reschedule(None)
         self._waiting += 1

@@ -42,7 +42,9 @@ class Questions:
     def give_up(self, question: int) -> None:
         """Nobody waits for the answer any more. If it is on its way, and is a sandbox, nobody will ever know that one."""
         task = self._tasks.pop(question, None)
-        if task and not task.cancel() and not task.cancelled() and (claim := task.result()) is not None:
+        answered = task is not None and not task.cancel() and not task.cancelled()
+        claim = task.result() if task and answered else None
+        if claim is not None:
             self._session.claims.end(claim)
 
     def end(self) -> None:

@@ -198,8 +198,13 @@ class Rollouts:
                 self._tasks[number] = asyncio.create_task(self._run(number, value))
             elif kind == "cancel" and number in self._tasks:
                 self._tasks[number].cancel()
-            elif kind == "answer" and (future := self._waiting.get((number, value[0]))) and not future.done():
-                future.set_result(value[1])
+            elif kind == "answer":
+                self._answered(number, *value)
+
+    def _answered(self, number: int, question: int, answer: Any) -> None:
+        future = self._waiting.get((number, question))
+        if future and not future.done():
+            future.set_result(answer)
 
     async def _run(self, number: int, values: Mapping[str, Any]) -> None:
         try:

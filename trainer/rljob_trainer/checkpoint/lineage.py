@@ -84,7 +84,8 @@ def choose(root: Path, run: Run) -> tuple[list[CheckpointManifest], Start | None
     """
     first = all(f.job_uid != run.job_uid for f in fences(root))
     valid = inherited(root)
-    if run.resume.step is None and not valid and (steps := _saved(root, run)):
+    steps = _saved(root, run) if run.resume.step is None and not valid else []
+    if steps:
         if not appears(root, lambda: bool(inherited(root))):
             raise _all_gone(root, steps)
         valid = inherited(root)

@@ -99,7 +99,9 @@ class Slots[S: LoadedServer]:
         try:
             return await waiting.place
         except asyncio.CancelledError:
-            if waiting.place.done() and not waiting.place.cancelled() and (server := waiting.place.result()):
+            granted = waiting.place.done() and not waiting.place.cancelled()
+            server = waiting.place.result() if granted else None
+            if server:
                 self.release(server, need)
             raise
 

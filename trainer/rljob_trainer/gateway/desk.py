@@ -191,12 +191,10 @@ class Desk:
         work: Work | WorkFailure | None = None
         if entry.kind in ("SaveState", "SaveForSampler", "LoadState", "WorkFailure"):
             work = _read(entry.body)
-        if isinstance(work, SaveState | SaveForSampler) and (why := self._clients.refusal(book, entry.saves)):
-            work = WorkFailure(message=why)
-        elif isinstance(work, SaveState | SaveForSampler):
-            kind = STATES if isinstance(work, SaveState) else SNAPSHOTS
-            directory = self._files.new(model, seq, kind)
-            work = replace(work, path=self._files.path(directory))
+        if isinstance(work, SaveState | SaveForSampler):
+            why = self._clients.refusal(book, entry.saves)
+            directory = "" if why else self._files.new(model, seq, STATES if isinstance(work, SaveState) else SNAPSHOTS)
+            work = WorkFailure(message=why) if why else replace(work, path=self._files.path(directory))
         if isinstance(work, LoadState):
             work = await self._loading(book, work)
 
@@ -220,8 +218,10 @@ class Desk:
     async def _loading(self, book: Book, work: LoadState) -> LoadState | WorkFailure:
         """The directory is found once: a repetition loads, or fails to find, what the first execution did."""
         entry = book.line.entries[work.seq]
-        if entry.result is None and not entry.found and (directory := self._clients.find(work.model, work.path)):
-            await book.load(work.seq, directory)
+        if entry.result is None and not entry.found:
+            directory = self._clients.find(work.model, work.path)
+            if directory:
+                await book.load(work.seq, directory)
         if not entry.found:
             return WorkFailure(message=f"there is no {work.path}")
         return replace(work, path=self._files.path(entry.found))

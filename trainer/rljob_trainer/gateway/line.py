@@ -136,8 +136,10 @@ class RequestLine:
         entry.result = result
         if not entry.changes:
             self._drop(entry)
-        while (following := self.entries.get(self.done + 1)) and following.result is not None:
+        following = self.entries.get(self.done + 1)
+        while following and following.result is not None:
             self.done += 1
+            following = self.entries.get(self.done + 1)
 
     def give_up(self, seq: int, why: bytes) -> None:
         """A request has a failure, and is never executed."""
@@ -210,8 +212,10 @@ class RequestLine:
 
     def _skipped(self, place: int) -> int:
         """What changes nothing is not repeated once it has a result: the files of a save are there."""
-        while (following := self.entries.get(place + 1)) and not following.changes and following.result is not None:
+        following = self.entries.get(place + 1)
+        while following and not following.changes and following.result is not None:
             place += 1
+            following = self.entries.get(place + 1)
         return place
 
     def _drop(self, entry: Asked) -> None:

@@ -227,7 +227,8 @@ def _rotation(provider: Any) -> dict[str, Any]:
 def _recompute(spec: RLJobSpec) -> dict[str, Any]:
     r = spec.trainer.recompute
     full = r.granularity == "full"
-    if not HAVE_TE and r.granularity == "selective" and (unfit := sorted(set(COMPILED) & set(r.modules))):
+    unfit = sorted(set(COMPILED) & set(r.modules))
+    if unfit and r.granularity == "selective" and not HAVE_TE:
         rule = "needs Transformer Engine, which is not installed in the image"
         raise ConfigurationError("spec.trainer.recompute.modules", unfit[0], rule, "remove it, or use another image")
     return {

@@ -126,7 +126,8 @@ class Launcher:
         """Report the progress of the running attempt, and collect orphans that ended."""
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
-            if self._attempt and (progress := self._attempt.progress()) and progress != self._report.progress:
+            progress = self._attempt.progress() if self._attempt else None
+            if progress and progress != self._report.progress:
                 self._update_report(progress=progress)
             self._reap_orphans()
 

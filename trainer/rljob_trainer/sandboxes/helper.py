@@ -40,9 +40,11 @@ async def fields_of(reader: asyncio.StreamReader) -> list[bytes]:
         if len(fields) == MOST_FIELDS:
             raise ValueError(f"a frame of more than {MOST_FIELDS} fields")
         begin = at + SIZE.size
-        if begin > size or (at := begin + SIZE.unpack_from(body, at)[0]) > size:
+        end = begin + SIZE.unpack_from(body, at)[0] if begin <= size else begin
+        if end > size:
             raise ValueError("a frame whose fields do not add up")
-        fields.append(body[begin:at])
+        fields.append(body[begin:end])
+        at = end
     return fields
 
 

@@ -180,7 +180,8 @@ def _sets(settings: Settings, field: str, sets: Mapping[str, Any]) -> Iterator[S
     yield settings.field(field, there, "train_dataset", why=f"--dataset-info: {', '.join(sets)}")
     yield settings.changed("train_dataset", f"put on the volume of --claim, at {', '.join(there)}")
     converters = {one.get("converter") for one in sets.values()}
-    if task(settings) not in PAIRS and len(converters) == 1 and (form := FORMATS.get(str(*converters))):
+    form = FORMATS.get(str(*converters)) if len(converters) == 1 else None
+    if form and task(settings) not in PAIRS:
         yield Field("data.format", form, "--dataset-info: converter")
     for name, one in sets.items():
         for key in ("size", "weight"):

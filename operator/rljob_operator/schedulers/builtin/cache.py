@@ -69,7 +69,8 @@ class SchedulerCache:
         nodes = self._cache.nodes
         if not pods or not all(pod.ready and not pod.deleting and nodes.get(("", pod.node)) for pod in pods):
             return ()
-        if (status := job.readable_status) is None or status.nodes:
+        status = job.readable_status
+        if status is None or status.nodes:
             return ()
         assigned = status.placement.assignments if status.placement else []
         if not {one.pod for one in assigned} <= {pod.name for pod in pods}:

@@ -46,7 +46,8 @@ def schedule_pending(
         planned, claimed_now, until = failed.get(one.signature) or _plan(free, one), None, None
         if planned.problem:  # there is only less for those after it
             failed[one.signature] = planned
-            if ends_before(one, reserved, now) and (short := _backfilled(free, one, reserved, short_failed)):
+            short = _backfilled(free, one, reserved, short_failed) if ends_before(one, reserved, now) else None
+            if short:
                 planned, until = short, done_by(one, now)
         if planned.problem:
             claimed_now = _claim(free, one, holders, tried, one.job in claims)
