@@ -80,18 +80,13 @@ def run(options: argparse.Namespace, what: str, exact: str) -> dict[str, Any]:
 
 def environment(exact: bool) -> dict[str, str]:
     """A server's. The engine is in the process, so that its model can be looked at."""
-    from rljob_trainer.pod.arguments import CPU_ENVIRONMENT
+    from rljob_trainer.pod.arguments import CPU_ENVIRONMENT, EXACT_ENVIRONMENT
     from rljob_trainer.wire.rollout_server import EXACT_ON_CPU
 
     ours = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    if exact and has_gpu():
-        ours |= {
-            "VLLM_BATCH_INVARIANT": "1",
-            "VLLM_USE_BREAKABLE_CUDAGRAPH": "0",
-        }  # in whose graphs modules are not called
-    return ours | (
-        {} if has_gpu() else CPU_ENVIRONMENT | {EXACT_ON_CPU: str(int(exact)), "VLLM_CPU_KVCACHE_SPACE": "1"}
-    )
+    if has_gpu():
+        return ours | (EXACT_ENVIRONMENT if exact else {})
+    return ours | CPU_ENVIRONMENT | {EXACT_ON_CPU: str(int(exact)), "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 def has_gpu() -> bool:
@@ -102,6 +97,7 @@ def serve(options: argparse.Namespace, exact: bool) -> dict[str, Any]:
     """Tokens/s of generation; the exact server keeps samples and the results of every operation on one of them."""
     import torch
 
+    from rljob_trainer.pod.arguments import EXACT_ON_GPU
     from rljob_trainer.server import compat
 
     compat.install()
@@ -109,7 +105,7 @@ def serve(options: argparse.Namespace, exact: bool) -> dict[str, Any]:
 
     given: dict[str, Any] = {"enforce_eager": True, "enable_chunked_prefill": False} if not has_gpu() else {}
     if exact and has_gpu():
-        given = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
+        given = {"compilation_config": EXACT_ON_GPU["compilation-config"]}
     engine = LLM(
         str(model_of(options.size)),
         dtype="bfloat16",

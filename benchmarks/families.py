@@ -57,6 +57,19 @@ SHARE, CACHE_GIB = 0.4, 4
 
 
 def main() -> int:
+    options = parser().parse_args()
+    devices: SimpleQueue[int] = SimpleQueue()
+    for number in range(options.gpus * options.jobs):
+        devices.put(number % options.gpus)
+    models = {kind: write(ROOT / kind.replace(", ", "-") / "model", kind) for kind in chosen(options)}
+    with ThreadPoolExecutor(options.gpus * options.jobs) as pool:
+        rows = list(pool.map(lambda kind: measure(kind, models[kind], options, devices), models))
+    options.out.write_text(jobs.lines(rows))
+    print(jobs.table(rows))
+    return int(any(row["exit"] for row in rows))
+
+
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks.families")
     parser.add_argument(
         "--kinds", default="", help="of tests/trainer/megatron/kinds.py; every family that generates otherwise"
@@ -72,16 +85,7 @@ def main() -> int:
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of a job")
     parser.add_argument("--out", type=Path, default=Path("families.jsonl"))
-    options = parser.parse_args()
-    devices: SimpleQueue[int] = SimpleQueue()
-    for number in range(options.gpus * options.jobs):
-        devices.put(number % options.gpus)
-    models = {kind: write(ROOT / kind.replace(", ", "-") / "model", kind) for kind in chosen(options)}
-    with ThreadPoolExecutor(options.gpus * options.jobs) as pool:
-        rows = list(pool.map(lambda kind: measure(kind, models[kind], options, devices), models))
-    options.out.write_text(jobs.lines(rows))
-    print(jobs.table(rows))
-    return int(any(row["exit"] for row in rows))
+    return parser
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
@@ -105,7 +109,7 @@ def train(model: Path, options: argparse.Namespace, device: int) -> dict[str, An
     """A job from beginning to end. One that is late is stopped."""
     root, name = model.parent, "bench-family"
     step.write_inputs(model, VOCABULARY, root)
-    process = jobs.start(root, name, job(root, options), str(device), unproven.PRODUCT)
+    process = jobs.start(root, name, job(root, options), device, unproven.PRODUCT)
     try:
         code, late = process.wait(options.limit), []
     except subprocess.TimeoutExpired:

@@ -17,6 +17,7 @@ import psutil
 import yaml
 
 from benchmarks.memory import Sample, Watch
+from rljob_trainer.machine import VISIBLE, gpus
 
 PRODUCT = ("-m", "rljob_trainer")
 GOODBYE_SECONDS = 60.0
@@ -56,31 +57,32 @@ def document(name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def start(
-    directory: Path, name: str, spec: dict[str, Any], gpus: str | None = None, product: Sequence[str] = PRODUCT
+    directory: Path, name: str, spec: dict[str, Any], gpu: int | None = None, product: Sequence[str] = PRODUCT
 ) -> subprocess.Popen[str]:
-    """`directory`/NAME.yaml on the GPUs `gpus` (all of them), from step 0; its output is `directory`/NAME.out."""
+    """`directory`/NAME.yaml from step 0; its output is `directory`/NAME.out. `gpu`: see `one_gpu`; None: all of this process's."""
     directory.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(spec["checkpoint"]["path"], ignore_errors=True)
     manifest = directory / f"{name}.yaml"
     manifest.write_text(yaml.safe_dump(document(name, spec)))
     command = [sys.executable, *product, "run", str(manifest), "--work", str(directory / f"logs-{name}")]
-    environment = os.environ | ({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})
+    environment = os.environ | ({} if gpu is None else one_gpu(gpu))
     with (directory / f"{name}.out").open("w") as out:
         return subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, text=True)
 
 
+def one_gpu(number: int) -> dict[str, str]:
+    """An environment with one of the GPUs that this process may use, counted from 0: other runs of a queue have the others of the machine. None
+    where there is no GPU."""
+    allowed = gpus()
+    return {VISIBLE: allowed[number] if allowed else ""}
+
+
 def run(
-    directory: Path,
-    name: str,
-    spec: dict[str, Any],
-    steps: int,
-    limit: float,
-    gpus: str | None = None,
-    product: Sequence[str] = PRODUCT,
+    directory: Path, name: str, spec: dict[str, Any], steps: int, limit: float, product: Sequence[str] = PRODUCT
 ) -> Ended:
     """Until `steps` steps are complete, or `limit` seconds are over. `spec` has one step more, so that the last checkpoint is not waited for."""
     log = Path(spec["checkpoint"]["path"]) / "metrics.jsonl"
-    began, process = time.monotonic(), start(directory, name, spec, gpus, product)
+    began, process = time.monotonic(), start(directory, name, spec, product=product)
     with Watch(process.pid, lambda: steps_of(log)) as watch:
         while process.poll() is None and time.monotonic() - began < limit and not complete(rows_of(log), steps):
             time.sleep(POLL_SECONDS)

@@ -3,7 +3,7 @@
     python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--staleness 0|1] [--size NAME] [--gpus N]
         [--tensor N] [--pipeline N] [--expert N] [--replicas N] [--server-tensor N] [--lora RANK] [--lora-sync merged|adapters]
         [--kl COEFFICIENT] [--reference shared|own] [--offload] [--optimizer-on-host] [--recompute] [--share PART] [--quantization NAME]
-        [--prompts N] [--max-tokens N] [--steps N] [--device gpu|cpu] [--out FILE]
+        [--exact] [--prompts N] [--max-tokens N] [--steps N] [--device gpu|cpu] [--out FILE]
 
 64 prompts (or `--prompts`) x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO
 without KL, one mini-batch. `--gpus N`, `--tensor N`, `--pipeline N`, `--expert N`: of the trainer; `--replicas N`: servers on GPUs of their own;
@@ -24,7 +24,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import jobs, memory
+from benchmarks import jobs, memory, unproven
 from benchmarks.shapes import MODELS, adapter_bytes, model_of
 
 SAMPLES = 8
@@ -44,7 +44,8 @@ def main() -> int:
     data = options.work / "data"
     model = model_of(options.size)
     write_inputs(model, MODELS[options.size]["vocab_size"], data, options.lengths)
-    ended = jobs.run(options.work, "bench-step", job(options, model, data), options.steps, options.limit)
+    product = unproven.PRODUCT if options.exact else jobs.PRODUCT
+    ended = jobs.run(options.work, "bench-step", job(options, model, data), options.steps, options.limit, product)
     options.out.write_text(json.dumps(result(options, model, ended), indent=1))
     print(jobs.table(jobs.summary(ended, options.steps, MORE)))
     print(json.dumps({"update_bytes": update_bytes(options, model), "memory": held(ended)}))
@@ -72,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--prompts", type=int, default=64)
     made.add_argument("--max-tokens", type=int, default=0, help="of a response; 0: as --lengths says")
     made.add_argument("--quantization", default="", help="of vLLM: fp8, for example")
+    made.add_argument("--exact", action="store_true", help="rollout.exact, also where the rules refuse it")
     made.add_argument("--share", type=float, help="of a GPU, for a server")
     made.add_argument("--staleness", type=int, choices=[0, 1], default=0)
     made.add_argument("--steps", type=int, default=4)
@@ -195,6 +197,7 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
         "sampling": {"maxTokens": longest},
         "tensorParallel": options.server_tensor or options.tensor,
         "vllmArgs": arguments,
+        "exact": options.exact,
     } | ({"replicas": options.replicas} if options.placement == "separate" else {})
 
 

@@ -1,8 +1,9 @@
-"""`python -m rljob_trainer` without the rule that a family generates only where it is proven: for the benchmarks that are to prove it on a GPU.
+"""`python -m rljob_trainer` without the rules that a family generates and that `rollout.exact` is offered only where it is proven: for benchmarks
+that are to prove it on a GPU.
 
     python -m benchmarks.unproven run MANIFEST
 
-Ranks and servers are processes of their own, and each of them checks the rule: Python lifts it wherever it starts (lifted/sitecustomize.py).
+Ranks and servers are processes of their own, and each of them checks the rules: Python lifts them wherever it starts (lifted/sitecustomize.py).
 """
 
 import os
@@ -15,7 +16,7 @@ LIFTED = Path(__file__).with_name("lifted")
 
 
 def environment() -> dict[str, str]:
-    """This process's, with the rule lifted in all that get it."""
+    """This process's, with the rules lifted in all that get it."""
     paths = [str(LIFTED), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 

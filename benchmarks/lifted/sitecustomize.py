@@ -1,10 +1,12 @@
-"""Python runs this in every process with the directory on PYTHONPATH: all families train and generate on every device there."""
+"""Python runs this in every process with the directory on PYTHONPATH: all families train and generate on every device there, also exactly."""
 
 from contextlib import suppress
 from dataclasses import replace
 
 with suppress(ImportError):  # another Python, without the product
     from rljob_api.families import FAMILIES
+    from rljob_api.rules import exact
 
+    exact.DEVICES = ("cpu", "gpu")
     for name, family in FAMILIES.items():
         FAMILIES[name] = replace(family, servers=("cpu", "gpu"))

@@ -26,14 +26,24 @@ def test_a_job_that_ignores_signals_is_killed_with_what_it_started(monkeypatch: 
     started.wait(10)
 
 
+def test_a_job_gets_a_gpu_of_its_track_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert jobs.one_gpu(1) == {"CUDA_VISIBLE_DEVICES": "3"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert jobs.one_gpu(0) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
 @pytest.mark.parametrize("benchmark", [first_step, step])
 def test_the_job_of_a_benchmark_is_valid(benchmark: ModuleType, tmp_path: Path) -> None:
     spec = benchmark.job(benchmark.parser().parse_args([]), tmp_path, tmp_path)
     assert RLJobSpec.model_validate(spec | {"image": "none"}).train.prompts_per_step > 0
 
 
-def test_the_rule_of_unproven_families_is_lifted_in_children_too() -> None:
-    found = "from rljob_api.families import FAMILIES; print({f.servers for f in FAMILIES.values()})"
+def test_rules_about_what_is_proven_are_lifted_in_children_too() -> None:
+    found = (
+        "from rljob_api.families import FAMILIES; from rljob_api.rules.exact import DEVICES;"
+        "print({f.servers for f in FAMILIES.values()} | {DEVICES})"
+    )
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {found!r}], check=True)"
     done = subprocess.run(
         [sys.executable, "-c", child], env=unproven.environment(), stdout=subprocess.PIPE, text=True, check=True

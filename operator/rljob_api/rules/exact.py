@@ -4,13 +4,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.families import family_of
+from rljob_api.family import DeviceType
 from rljob_api.rules.engine import Check, Violation
 from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import as_written
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 """Whose every operation has a kernel in megatron/exact of the trainer."""
-ARGUMENTS = ("enable-prefix-caching", "kv-cache-memory-bytes", "max-num-batched-tokens", "max-num-seqs", "seed")
+DEVICES: tuple[DeviceType, ...] = ("cpu",)
+"""On which whole jobs have shown equal bits."""
+ARGUMENTS = (
+    "enable-prefix-caching",
+    "gpu-memory-utilization",
+    "kv-cache-memory-bytes",
+    "max-num-batched-tokens",
+    "max-num-seqs",
+    "seed",
+)
 """Of spec.rollout.vllmArgs: those that choose no kernel."""
 FIX = "set false, or change it"
 
@@ -34,7 +44,7 @@ def _unequal(spec: RLJobSpec) -> Iterator[tuple[str, Any, str]]:
     """(field, whether it has a value that is not exact, why)"""
     parallelism, rollout = spec.trainer.parallelism, spec.rollout
     order = "sums over several ranks are rounded in another order than in a server"
-    yield "trainer.device", spec.trainer.device != "cpu", "equal bits have been shown on CPUs only"
+    yield "trainer.device", spec.trainer.device not in DEVICES, "equal bits have been shown on CPUs only"
     yield "trainer.parallelism.tensor", parallelism.tensor > 1, order
     yield "trainer.parallelism.context", parallelism.context > 1, order
     yield "trainer.parallelism.pipeline", parallelism.pipeline > 1, "it has been shown with one stage only"

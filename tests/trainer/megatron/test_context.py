@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from rljob_trainer.wire.trajectory import Trajectory
 from trainer.ranks import run_ranks
@@ -65,6 +66,19 @@ def test_shared_attention_is_the_attention_of_each_sequence_alone(
     whole = [torch.stack(parts).sum(0) for parts in zip(*run_ranks(ranks, on_a_rank), strict=True)]
     for found, expected in zip(whole, oracle(window), strict=True):
         assert (found[:, : expected.flatten(1).shape[1]] - expected.flatten(1)).abs().max() < 1e-5
+
+
+def test_on_a_gpu_flash_attention_takes_queries_in_groups(megatron: None) -> None:
+    """Its own checks of what it is given, on tensors without numbers."""
+    from rljob_trainer.megatron.plain_torch.attention import TEDotProductAttention
+
+    one = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+    layer = TEDotProductAttention(SimpleNamespace(**CONFIG, window_size=None), 1, pg_collection=SimpleNamespace(cp=one))
+    with FakeTensorMode():
+        query, key = (torch.empty(88, n, WIDTH, dtype=torch.bfloat16, device="cuda") for n in (HEADS, GROUPS))
+        starts = torch.empty(6, dtype=torch.int32, device="cuda")
+        packed = SimpleNamespace(cu_seqlens_q=starts, max_seqlen_q=40)
+        assert layer(query, key, key, packed_seq_params=packed).shape == (88, HEADS * WIDTH)
 
 
 def sample(number: int, prompt: int, response: int) -> Trajectory:

@@ -101,6 +101,18 @@ def test_no_kernel_can_be_exchanged_for_another_of_the_same_formula(tmp_path: Pa
         assert 0 < max(served.differences(**{name: other}).values()) < 1e-4, name
 
 
+def test_vllm_s_kernels_on_gpus_find_the_mode_that_servers_have() -> None:
+    """They read the variable once in a process. The module itself needs a GPU."""
+    code = (
+        "import contextlib, torch\n"
+        "from rljob_trainer.megatron.exact import functions\n"
+        "with contextlib.suppress(ImportError):\n    functions.kernels(torch.device('cuda'))\n"
+        "from vllm import envs; print(envs.VLLM_BATCH_INVARIANT)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.split() == ["True"]
+
+
 def test_gradients_are_those_of_plain_layers(tmp_path: Path) -> None:
     config = config_class("Qwen3Config")(**SHAPE | KINDS["qwen3"][1] | SIZES)
     random_model(config, seed=1).save_pretrained(tmp_path)

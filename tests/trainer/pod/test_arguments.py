@@ -1,5 +1,6 @@
 """From the spec to vLLM's command line."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,17 @@ def test_a_pool_s_servers_are_cut_as_those_of_rollouts() -> None:
     arguments = pool_arguments(spec(Path("/model")), PoolSpec.model_validate(pool), 8000)
     assert option(arguments, "tensor-parallel-size") == "2" and "--enable-expert-parallel" in arguments
     assert "--pipeline-parallel-size" not in arguments and "--nnodes" not in arguments
+
+
+@pytest.mark.parametrize(("device", "exact"), [("gpu", True), ("gpu", False), ("cpu", True)])
+def test_servers_on_gpus_compute_exactly_in_the_way_that_was_measured(device: str, exact: bool) -> None:
+    given = spec(Path("/model")).dump()
+    given["trainer"] |= {"device": device}
+    given["rollout"] |= {"exact": exact, "vllmArgs": {}}
+    job = RLJobSpec.model_validate(given)
+    arguments, environment = server_arguments(job, 8000), server_environment(job, 1, {})
+    measured = exact and device == "gpu"
+    assert ("--no-enable-prefix-caching" in arguments) == ("--compilation-config" in arguments) == measured
+    assert (environment.get("VLLM_BATCH_INVARIANT") == "1") == measured
+    if measured:
+        assert json.loads(option(arguments, "compilation-config"))["mode"] == 0

@@ -14,7 +14,7 @@ from rljob_api.spec.roles import PoolSpec, Speculation
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.machine import any_address, loopback
 from rljob_trainer.pod.part import PodPart
-from rljob_trainer.wire.rollout_server import EXACT_ON_CPU
+from rljob_trainer.wire.rollout_server import BATCH_INVARIANT, EXACT_ON_CPU
 from rljob_trainer.wire.weights.protocol import SERVED_MODEL, backend
 
 CPU_ENVIRONMENT = {
@@ -27,6 +27,12 @@ CPU_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 WHOLE_PROMPTS = {"enable-chunked-prefill": False}
 """On CPU. With chunked prefill vLLM 0.32 discards the token that it sampled after an incomplete prompt, and then fails for requests with a seed: "CPU
 Generator does not use offset" (v1/worker/gpu_model_runner.py, _bookkeeping_sync)."""
+EXACT_ON_GPU: dict[str, Any] = {
+    "compilation-config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+    "enable-prefix-caching": False,
+}
+EXACT_ENVIRONMENT = {BATCH_INVARIANT: "1", "VLLM_USE_BREAKABLE_CUDAGRAPH": "0"}
+"""Of servers on GPUs with `rollout.exact`: what `benchmarks.exact` measured. vLLM turns breakable CUDA graphs on for some shapes of this mode."""
 LOOKED_UP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Number of last tokens that `ngram` looks for."""
 WITHOUT_MULTICAST = {"compilation-config": {"pass_config": {"fuse_allreduce_rms": False}}}
@@ -87,6 +93,8 @@ def server_arguments(spec: RLJobSpec, port: int, part: PodPart | None = None) ->
         own |= {"enable-sleep-mode": True}
     if _on_several_gpus(spec, rollout.gpus):
         default |= WITHOUT_MULTICAST
+    if rollout.exact and spec.trainer.device == "gpu":
+        default |= EXACT_ON_GPU
     return list(_command_line(default | rollout.vllm_args | own))
 
 
@@ -159,8 +167,9 @@ def server_environment(
     if spec.trainer.device == "cpu":
         device = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if gpus == 1 else {})
         device |= {EXACT_ON_CPU: "1"} if spec.rollout.exact else {}
-    elif _on_several_gpus(spec, gpus):
-        device = WITHOUT_MULTICAST_ENVIRONMENT
+    else:
+        device = WITHOUT_MULTICAST_ENVIRONMENT if gpus > 1 else {}
+        device |= EXACT_ENVIRONMENT if spec.rollout.exact else {}
     network = part.environment if part else {"VLLM_HOST_IP": loopback()}
     return ENVIRONMENT | network | device | dict(inherited)
 

@@ -29,6 +29,8 @@ CONTEXT_TOO_LONG = "context_length_exceeded"
 """The `code` of an error, where prompt and response do not fit into the model's context: OpenAI's name for it."""
 EXACT_ON_CPU = "RLJOB_EXACT_ON_CPU"
 """Environment variable of a server on CPUs, `1` where `rollout.exact` asks for it (server/compat/exact_on_cpu.py)."""
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
+"""vLLM's environment variable for its batch-invariant mode, `1` in servers and ranks on GPUs where `rollout.exact` asks for it."""
 INDEX = {1: "|u1", 2: "<i2"}
 """numpy's types of the number of an expert, by their bytes."""
 ToolCall = dict[str, Any]

@@ -1,5 +1,6 @@
 """The kernels with gradients: the value is the kernel's, and the gradient that of the same formula in torch, at the same inputs."""
 
+import os
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -8,12 +9,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from rljob_trainer.wire.rollout_server import BATCH_INVARIANT
+
 CHUNK = 2048
 """Rows whose log-probabilities are computed at a time: bounds copies of logits in float32."""
 
 
 def kernels(device: torch.device) -> ModuleType:
-    """`cpu` or `gpu`. Imports vLLM."""
+    """`cpu` or `gpu`. Imports vLLM.
+
+    vLLM's compiled kernels read the variable once in a process: fused_add_rms_norm sums the squares of a row in another order without it.
+    """
+    if device.type != "cpu":
+        os.environ[BATCH_INVARIANT] = "1"
     return import_module(f"{__package__}.{'cpu' if device.type == 'cpu' else 'gpu'}")
 
 

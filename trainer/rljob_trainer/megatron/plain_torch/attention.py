@@ -62,7 +62,18 @@ class TEDotProductAttention(MegatronModule):
         if ranks == 1 and query.is_cuda and query.dtype in FLASH_TYPES and self.sinks is None:
             starts, longest = packed_seq_params.cu_seqlens_q, packed_seq_params.max_seqlen_q
             window = (-1 if self.window is None else self.window, 0)
-            out = varlen_attn(query, key, value, starts, starts, longest, longest, scale=self.scale, window_size=window)
+            out = varlen_attn(
+                query,
+                key,
+                value,
+                starts,
+                starts,
+                longest,
+                longest,
+                scale=self.scale,
+                window_size=window,
+                enable_gqa=True,
+            )
             return cast(torch.Tensor, out).flatten(1)  # it returns a pair only when asked for the log-sum-exp
         starts = context_parallel.boundaries(packed_seq_params.cu_seqlens_q)
         if ranks > 1:
