@@ -34,6 +34,8 @@ from trainer.server import test_speculation
 
 Drawn = list[tuple[tuple[int, ...], Generation]]
 METHODS = ("ngram", "eagle3", "mtp")
+MULTI_TOKEN = "glm4_moe"
+"""The kind of model whose own layer guesses."""
 TOKENS = 3
 WIDE = {
     "hidden_size": 1536,
@@ -66,23 +68,31 @@ def rows(options: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any
             yield {"method": method, "failed": str(error)[-2000:]}
     if options.device == "gpu":
         wide = test_speculation.repeating(directory / "wide", 1, **WIDE)
-        for guessing in (None, {"method": "ngram", "tokens": TOKENS}):
-            with serving(wide, options.device, guessing):
+        for given in (None, {"method": "ngram", "tokens": TOKENS}):
+            with serving(wide, options.device, given):
                 for count in (1, 8, 64):
-                    yield {"guessing": guessing, "requests": count} | asyncio.run(rate(count))
+                    yield {"guessing": given, "requests": count} | asyncio.run(rate(count))
 
 
 def distribution(method: str, directory: Path, device: str) -> dict[str, Any]:
     directory.mkdir()
-    mtp = method == "mtp"
-    model = (test_speculation.guessing_well if mtp else test_speculation.repeating)(directory / "model", 2)
-    guessing: dict[str, Any] = {"method": method, "tokens": 2 if mtp else TOKENS}
-    if method == "eagle3":
-        guessing["draft"] = str(test_speculation.eagle(directory / "draft"))
-    with serving(model, device, guessing):
+    model = model_for(method, directory / "model")
+    with serving(model, device, guessing(method, directory)):
         drawn = drawn_from(64)
         mixed = drawn_from(32, test_speculation.NUCLEUS, test_speculation.GREEDY)
     return compared(model, drawn, mixed)
+
+
+def model_for(method: str, path: Path) -> Path:
+    if method == "mtp":
+        return test_speculation.guessing_well(path, 2, MULTI_TOKEN)
+    return test_speculation.repeating(path, 2)
+
+
+def guessing(method: str, directory: Path) -> dict[str, Any]:
+    """A section `rollout.speculation`, with the draft model that it names."""
+    given: dict[str, Any] = {"method": method, "tokens": 2 if method == "mtp" else TOKENS}
+    return given | ({"draft": str(test_speculation.eagle(directory / "draft"))} if method == "eagle3" else {})
 
 
 def compared(model: Path, drawn: Drawn, mixed: Drawn) -> dict[str, Any]:
@@ -101,21 +111,21 @@ def compared(model: Path, drawn: Drawn, mixed: Drawn) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(model: Path, device: str, guessing: dict[str, Any] | None) -> Iterator[None]:
-    job = spec(model, device, guessing)
+def serving(model: Path, device: str, given: dict[str, Any] | None) -> Iterator[None]:
+    job = spec(model, device, given)
     with weights.server(job):
         generation.publish(job, model)
         yield
 
 
-def spec(model: Path, device: str, guessing: dict[str, Any] | None) -> RLJobSpec:
-    """Without the rules, which refuse it."""
+def spec(model: Path, device: str, given: dict[str, Any] | None) -> RLJobSpec:
+    """`given`: see `guessing`. Without the rules, which refuse it."""
     gpu = device == "gpu"
     rollout: dict[str, Any] = {"placement": "colocated", "sampling": {"maxTokens": RESPONSE}}
     if gpu:
         rollout["vllmArgs"] = {"gpu-memory-utilization": 0.3}
-    if guessing:
-        rollout["speculation"] = guessing
+    if given:
+        rollout["speculation"] = given
     return RLJobSpec.model_validate(
         {
             "image": "none",
