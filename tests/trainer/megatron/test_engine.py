@@ -61,6 +61,13 @@ def test_rollouts_with_other_weights_stop_the_step_before_the_optimizer(model: P
     assert "differ by 0.5 per token on average" in message
 
 
+def test_rollouts_without_a_number_stop_the_step_and_are_named(model: Path) -> None:
+    batch = changed_samples(make_batch(model), lambda s: shifted(s, math.nan) if s.sample == 0 else s)
+    message, unchanged = attempt(model, batch, "MismatchError")
+    assert unchanged
+    assert "from the rollouts have a log-probability that is NaN" in message and "from the trainer" not in message
+
+
 def test_samples_of_an_older_policy_may_differ_and_are_measured_with_their_age(model: Path) -> None:
     batch = changed_samples(make_batch(model, step=2), lambda s: written_by(shifted(s, -0.5), 0))
 

@@ -1,6 +1,7 @@
 """What trainer and rollouts say of the same tokens. With real servers: tests/trainer/server/test_publish.py."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from rljob_trainer.wire.parity import (
     FIRST_STEPS,
     PROBE_SEQUENCES,
     PROBE_TOKENS,
+    Compared,
     MismatchError,
     Probe,
     RunLimit,
@@ -19,6 +21,10 @@ from rljob_trainer.wire.parity import (
     probe_sequences,
 )
 from rljob_trainer.wire.trajectory import Trajectory, prompt, sampled
+
+
+def by(mean: float) -> Compared:
+    return Compared(mean, 0.5, 100, {"trainer": 0, "rollouts": 0})
 
 
 def make_sample(prompt: tuple[int, ...], response: tuple[int, ...]) -> Trajectory:
@@ -39,8 +45,19 @@ def test_a_mean_above_the_limit_of_the_type_is_a_mismatch() -> None:
     ):
         probe.compare([[-1.1]])
     assert replace(probe, arithmetic="bfloat16").compare([[-1.1]])
-    with pytest.raises(MismatchError):
-        probe.compare([[float("nan")]])
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        (-1.0, math.nan, "of 1 tokens, 1 from the rollouts have a log-probability that is NaN or infinite"),
+        (math.nan, -1.0, "of 1 tokens, 1 from the trainer have a log-probability that is NaN or infinite"),
+        (-math.inf, math.nan, "of 1 tokens, 1 from the trainer and 1 from the rollouts have"),
+    ],
+)
+def test_a_side_that_says_no_number_is_named(ours: float, theirs: float, said: str) -> None:
+    with pytest.raises(MismatchError, match=said):
+        Probe(((1, 2),), ((ours,),), "float32").compare([[theirs]])
 
 
 def test_a_run_that_was_close_in_its_first_steps_has_to_stay_close() -> None:
@@ -48,19 +65,19 @@ def test_a_run_that_was_close_in_its_first_steps_has_to_stay_close() -> None:
     run = RunLimit("bfloat16")
     for step in range(FIRST_STEPS):
         run.require(
-            0.003 if step % 2 else 0.19, 0.5, update=0
+            by(0.003 if step % 2 else 0.19), update=0
         )  # the limit of all runs holds until there are enough steps
     with pytest.raises(MismatchError, match="0.2 is the limit for bfloat16 rollouts"):
-        run.require(0.21, 0.5, update=0)
+        run.require(by(0.21), update=0)
     run = RunLimit("bfloat16")
     for _ in range(FIRST_STEPS):
-        run.require(0.19, 0.5, update=1)  # later updates of a step do not count for the limit
-        run.require(0.003, 0.5, update=0)
-    run.require(0.049, 0.5, update=0)  # noise: the floor
+        run.require(by(0.19), update=1)  # later updates of a step do not count for the limit
+        run.require(by(0.003), update=0)
+    run.require(by(0.049), update=0)  # noise: the floor
     with pytest.raises(MismatchError, match="0.05 is the limit for this run, whose first 5 steps differed by 0.003"):
-        run.require(0.059, 0.5, update=0)
+        run.require(by(0.059), update=0)
     with pytest.raises(MismatchError):
-        run.require(float("nan"), 0.5, update=0)
+        run.require(by(math.nan), update=0)
 
 
 @pytest.mark.parametrize(("first", "limit"), [(0.001, 0.05), (0.03, 0.09), (0.085, 0.2)])
@@ -69,22 +86,22 @@ def test_the_limit_of_a_run_is_three_times_its_start_between_a_floor_and_the_lim
 ) -> None:
     run = RunLimit("bfloat16")
     for _ in range(FIRST_STEPS):
-        run.require(first, 0.5, update=0)
-    run.require(limit - 1e-6, 0.5, update=0)
+        run.require(by(first), update=0)
+    run.require(by(limit - 1e-6), update=0)
     with pytest.raises(MismatchError):
-        run.require(limit + 1e-6, 0.5, update=0)
+        run.require(by(limit + 1e-6), update=0)
 
 
 def test_the_limit_of_a_run_survives_a_resume_unless_rollouts_compute_in_another_way() -> None:
     run = RunLimit("bfloat16")
     for _ in range(FIRST_STEPS):
-        run.require(0.003, 0.5, update=0)
+        run.require(by(0.003), update=0)
     same, other = RunLimit("bfloat16"), RunLimit("quantized")
     for resumed in (same, other):
         resumed.load_state(json.loads(json.dumps(run.state())))
     with pytest.raises(MismatchError):
-        same.require(0.059, 0.5, update=0)
-    other.require(0.4, 0.5, update=0)
+        same.require(by(0.059), update=0)
+    other.require(by(0.4), update=0)
 
 
 def test_quantized_rollouts_have_a_limit_of_their_own() -> None:

@@ -29,7 +29,7 @@ from rljob_trainer.algorithm.tokens import Sequences, TokenColumns
 from rljob_trainer.algorithm.user_functions import Formulas
 from rljob_trainer.algorithm.value import ValueObjective
 from rljob_trainer.wire.batch import TEACHER_LOG_PROBS, Columns, candidates
-from rljob_trainer.wire.parity import RunLimit, arithmetic_of
+from rljob_trainer.wire.parity import SIDES, Compared, RunLimit, arithmetic_of
 from rljob_trainer.wire.trajectory import Bools
 
 MEANS = {
@@ -57,8 +57,9 @@ class PolicyObjective(Objective):
 
     prefix = "train"
     critic: ValueObjective | None
-    token_metrics = (*Terms._fields[1:], "age", "on_policy", "on_policy_difference")
-    """The last two: whether the policy that is being trained sampled the token, and `difference` for such tokens."""
+    token_metrics = (*Terms._fields[1:], "age", "on_policy", "on_policy_difference", *SIDES)
+    """After the age: whether the policy that is being trained sampled the token, and for such tokens `difference`, and whether the trainer and
+    the rollouts have no number for them."""
 
     def __init__(self, spec: RLJobSpec) -> None:
         """Raises ConfigurationError for a user's function that cannot be loaded."""
@@ -213,7 +214,10 @@ class PolicyObjective(Objective):
         terms = policy_terms(self._algorithm, self._formulas.loss, self.kl_coefficient, tokens, sequences)
         age = columns["age"] * mask
         on_policy = (columns["age"] == 0) * mask * self._comparable
-        further = (age, on_policy, on_policy * terms.difference)
+        no_number = [
+            on_policy * ~log_probs.isfinite() for log_probs in (tokens.old_log_probs, tokens.rollout_log_probs)
+        ]
+        further = (age, on_policy, on_policy * terms.difference, *no_number)
         metrics = dict(zip(self.token_metrics, (*terms[1:], *further), strict=True))
         return TokenLoss(terms.loss, mask, metrics, tokens.old_log_probs.where(mask > 0, math.nan))
 
@@ -230,8 +234,9 @@ class PolicyObjective(Objective):
         possible only before the first update, because the policy then changes and old log-probabilities are not kept."""
         on_policy = sums["on_policy"]
         if on_policy and not (self._bypass and update):
-            mean = sums["on_policy_difference"] / on_policy
-            self._parity.require(mean, sums.max("on_policy_difference"), update)
+            mean, worst = sums["on_policy_difference"] / on_policy, sums.max("on_policy_difference")
+            no_number = {side: int(sums[side]) for side in SIDES}
+            self._parity.require(Compared(mean, worst, int(on_policy), no_number), update)
 
     def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
         means = MEANS | ({TEACHER_KL: "teacher_kl"} if self._algorithm.distillation else {})

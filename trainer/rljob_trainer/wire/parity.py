@@ -1,9 +1,10 @@
 """Checks that trainer and rollouts have the same policy: both compute log-probabilities of the same tokens. No torch here."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.wire.batch import Batch
@@ -18,6 +19,7 @@ quantized: vLLM's FP8 gave 0.166 at 1.5 B on an H200 (docs/evidence/gpus.md), wh
 """
 FLOOR = {"float32": 1e-3, "bfloat16": 0.05, "quantized": 0.25}
 """What the limit of a run is at least, above all noise that was seen: the mean grows when responses become longer or less certain."""
+SIDES = ("trainer", "rollouts")
 FIRST_STEPS, TIMES = 5, 3.0
 """A run whose first steps were close must stay close: its limit is TIMES their mean. A wrong bias in gpt_oss's router showed as 0.059, where 0.003 is
 right, far below LIMIT."""
@@ -34,14 +36,39 @@ def arithmetic_of(spec: RLJobSpec) -> str:
     return "quantized" if spec.rollout.quantized else spec.model.dtype
 
 
-def require_match(mean: float, worst: float, limit: float, of: str) -> None:
-    """Raise MismatchError if the mean difference `mean` exceeds the limit, or is not a number. `worst`: the largest difference, for the message, as
-    is `of`: what the limit is derived from."""
-    if not mean <= limit:
+class Compared(NamedTuple):
+    """What trainer and rollouts say of the same tokens."""
+
+    mean: float
+    """|log-probability of the trainer - of the rollouts|, in a mean over tokens."""
+    worst: float
+    tokens: int
+    no_number: Mapping[str, int]
+    """By side: tokens whose log-probability is NaN or infinite there."""
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> "Compared":
+        """`pairs`: of the trainer and of the rollouts, by token."""
+        differences = [abs(ours - theirs) for ours, theirs in pairs]
+        sides = zip(SIDES, zip(*pairs, strict=True), strict=True)
+        no_number = {side: sum(not math.isfinite(value) for value in values) for side, values in sides}
+        return cls(sum(differences) / len(differences), max(differences), len(pairs), no_number)
+
+
+def require_match(compared: Compared, limit: float, of: str) -> None:
+    """Raise MismatchError if the mean difference exceeds the limit, or is not a number. `of`: what the limit is derived from, for the message."""
+    if compared.mean <= limit:
+        return
+    broken = [f"{n} from the {side}" for side, n in compared.no_number.items() if n]
+    if broken:
         raise MismatchError(
-            f"log-probabilities of the trainer and the rollouts differ by {mean:.3g} per token on average (at most {worst:.3g}); "
-            f"{limit:.3g} is the limit {of}. The rollouts do not serve the weights that are being trained"
+            f"of {compared.tokens} tokens, {' and '.join(broken)} have a log-probability that is NaN or infinite: a kernel there is at fault, or a "
+            "weight that is no number, and not a difference between trainer and rollouts"
         )
+    raise MismatchError(
+        f"log-probabilities of the trainer and the rollouts differ by {compared.mean:.3g} per token on average (at most {compared.worst:.3g}); "
+        f"{limit:.3g} is the limit {of}. The rollouts do not serve the weights that are being trained"
+    )
 
 
 class RunLimit:
@@ -52,11 +79,11 @@ class RunLimit:
         self._arithmetic = arithmetic
         self._first: list[float] = []
 
-    def require(self, mean: float, worst: float, update: int) -> None:
+    def require(self, compared: Compared, update: int) -> None:
         """Raise MismatchError above the limit. `update`: which of the step's; the first of a step counts for the limit."""
-        require_match(mean, worst, *self._limit())
+        require_match(compared, *self._limit())
         if not update and len(self._first) < FIRST_STEPS:
-            self._first.append(mean)
+            self._first.append(compared.mean)
 
     def _limit(self) -> tuple[float, str]:
         ceiling = LIMIT[self._arithmetic]
@@ -89,11 +116,10 @@ class Probe:
 
     def compare(self, served: Iterable[Sequence[float]]) -> tuple[float, float]:
         """Mean and largest difference per token from a server's log-probabilities. Raises MismatchError."""
-        pairs = [zip(ours, theirs, strict=True) for ours, theirs in zip(self.log_probs, served, strict=True)]
-        differences = [abs(a - b) for pair in pairs for a, b in pair]
-        mean, worst = sum(differences) / len(differences), max(differences)
-        require_match(mean, worst, LIMIT[self.arithmetic], f"for {self.arithmetic} rollouts")
-        return mean, worst
+        sequences = zip(self.log_probs, served, strict=True)
+        compared = Compared.of([pair for ours, theirs in sequences for pair in zip(ours, theirs, strict=True)])
+        require_match(compared, LIMIT[self.arithmetic], f"for {self.arithmetic} rollouts")
+        return compared.mean, compared.worst
 
 
 def probe_sequences(batch: Batch, keeps_requests: bool = False) -> list[list[int]]:
