@@ -195,7 +195,6 @@ FAMILIES = {
             rotations=("yarn",),
             latent=True,
             adapters=("linear_proj",),
-            servers=("cpu",),
             values=SIGMOID_ROUTING | {"num_nextn_predict_layers": (0,)},
             tools="kimi_k2",
         ),
