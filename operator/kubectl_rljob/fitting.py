@@ -1,16 +1,19 @@
 """Why a job does not fit on its GPUs and hosts: what is certain of the estimates behind `plan`. It ends `plan` as a broken rule does."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kubectl_rljob import gib
 from kubectl_rljob.remedies import Remedy
+from rljob_api import names
+from rljob_api.families import has_windows
 from rljob_api.rules import Violation
 from rljob_api.sizing.devices import Gpu
 from rljob_api.sizing.host import HostMemory
 from rljob_api.sizing.memory import CacheMemory, PhaseMemory, TrainerMemory
 from rljob_api.sizing.replica import RolloutHost, longest_context
-from rljob_api.sizing.server_arguments import may_be_smaller
+from rljob_api.sizing.server_arguments import may_be_smaller, may_have_room
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 
@@ -18,6 +21,7 @@ SEARCH = "`plan --suggest` searches layouts"
 FIX = f"docs/sizing.md has what to change, by its cost; {SEARCH}"
 SMALLEST = 2**20
 """Bytes of memory without which no container starts: a limit below it lacks its unit."""
+CACHE_SIZE = "kv-cache-memory-bytes"
 FAR = 4.0
 """Of a GPU's memory. What needs more by the estimate does not fit. Estimates were up to 1.5 times what was measured, and of a stage with selective
 recomputation of `mlp`, which they do not follow, they are up to 3.5 times what there is."""
@@ -88,11 +92,42 @@ def doubts(spec: RLJobSpec, phases: Sequence[PhaseMemory], caches: Mapping[str, 
             yield f"in servers of {spec.field_of(role)}, whose weights are counted without {named}"
 
 
-def short_caches(spec: RLJobSpec, cache: CacheMemory) -> Iterator[str]:
-    """Servers whose weights fit, and no sample at its longest."""
-    if cache.tokens and not cache.holds_a_sample(spec):
-        room, longest = cache.tokens / spec.rollout.data_parallel, longest_context(spec)
-        yield f"in servers of spec.rollout, whose cache has room for {room:,.0f} of the {longest:,} tokens of a sample"
+def short_cache(spec: RLJobSpec, cache: CacheMemory) -> Iterator[Violation]:
+    """A server whose weights fit, and no sample at its longest: vLLM does not start it."""
+    if not is_short(spec, cache):
+        return
+    field, given = spec.field_of(names.ROLE_ROLLOUT), arguments(spec, names.ROLE_ROLLOUT)
+    rule = f"the cache of a server has {_room(spec, cache)}, and vLLM starts with no less"
+    if size := given.get(CACHE_SIZE):
+        needed = math.ceil(cache.there * longest_context(spec) * spec.rollout.data_parallel / cache.tokens)
+        yield Violation(f"{field}.vllmArgs.{CACHE_SIZE}", str(size), rule, f"set at least {needed}, or remove it")
+    else:
+        fix = f"raise it, or gpu-memory-utilization in {field}.vllmArgs, or lower {field}.sampling.maxTokens"
+        yield Violation(f"{field}.tensorParallel", str(spec.rollout.tensor_parallel), rule, fix)
+
+
+def doubtful_cache(spec: RLJobSpec, cache: CacheMemory, why: str) -> Iterator[str]:
+    """The same, where a server may have room for more. `why`: see `uncertain_room`."""
+    if is_short(spec, cache):
+        yield f"in servers of {spec.field_of(names.ROLE_ROLLOUT)}, whose cache has {_room(spec, cache)}, {why}"
+
+
+def is_short(spec: RLJobSpec, cache: CacheMemory) -> bool:
+    return cache.there > 0 and not cache.holds_a_sample(spec)
+
+
+def uncertain_room(spec: RLJobSpec, config: dict[str, Any]) -> str:
+    """Why a rollout server may have room for more tokens than are counted; empty: it has not."""
+    given = arguments(spec, names.ROLE_ROLLOUT)
+    if named := may_have_room(given):
+        return "counted without " + " and ".join(f"{key} = {given[key]}" for key in named)
+    return "counted as if all layers attended to all tokens" if has_windows(config) else ""
+
+
+def _room(spec: RLJobSpec, cache: CacheMemory) -> str:
+    """Of one data-parallel copy."""
+    room = cache.tokens / spec.rollout.data_parallel
+    return f"room for {room:,.0f} of the {longest_context(spec):,} tokens of a sample"
 
 
 def of_host(role: str, held: HostMemory | RolloutHost, template: Template) -> Iterator[Violation]:

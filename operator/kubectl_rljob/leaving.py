@@ -7,8 +7,6 @@ from typing import Any
 
 from kubectl_rljob.planning import Plan
 from rljob_api.rules import Violation
-from rljob_api.sizing.shape import Shape
-from rljob_api.sizing.speed import Machine, speed
 from rljob_api.spec import RLJobSpec
 from rljob_api.status_parts import ProgressStatus
 
@@ -45,15 +43,13 @@ class Leaving:
 
 
 def expected(plan: Plan, measured: Leaving) -> Leaving:
-    """As the job of this name has measured, or else by the model of a step's speed, where model, GPU and network cards are known."""
+    """As the job of this name has measured, or else by the model of a step's speed, where network cards are named."""
     if measured.step is not None:
         return measured
-    shape = Shape.of(plan.model) if plan.model and not plan.violations else None
-    if plan.spec and shape and plan.cards and plan.device and plan.device.rates and plan.spec.trainer.device == "gpu":
-        machine = Machine(plan.device.rates, plan.device.bytes, plan.cards)
-        seconds = speed(plan.spec, shape, machine).seconds
-        return Leaving(seconds, source="by the model of --suggest, without the checkpoint")
-    return Leaving()
+    modelled = plan.speed() if plan.cards else None
+    return (
+        Leaving(modelled.seconds, source="by the model of --suggest, without the checkpoint") if modelled else Leaving()
+    )
 
 
 def too_short(spec: RLJobSpec, leaving: Leaving) -> Iterator[Violation]:

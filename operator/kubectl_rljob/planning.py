@@ -18,6 +18,7 @@ from rljob_api.rules.volumes import CHECKPOINTS, lost_checkpoints, outside_volum
 from rljob_api.sizing import network
 from rljob_api.sizing.devices import Gpu, smallest
 from rljob_api.sizing.host import HostMemory, host_memory
+from rljob_api.sizing.layout import wanted_servers
 from rljob_api.sizing.memory import (
     CacheMemory,
     PhaseMemory,
@@ -146,7 +147,7 @@ class Plan:
         estimates += [
             Estimate(role, asdict(gang_memory(spec, self.others.get(role, shape), role))) for role in spec.gangs
         ]
-        if not spec.supervised:
+        if wanted_servers(spec):
             estimates.append(Estimate("rollout", {"weights": rollout_memory(spec, shape).weights}))
         pools = [pool for pool in spec.pools if pool.name in self.others]
         return estimates + [
@@ -172,23 +173,23 @@ class Plan:
 
     def cache(self) -> CacheMemory | None:
         """Of a server's GPU; `there` is 0 where none is known."""
-        counted = self._counted()
-        if counted is None or counted[0].supervised:
+        counted = self._served()
+        if counted is None:
             return None
         memory = cache_memory(*counted, self.device.bytes if self.device else 0.0)
         return memory if self.device else replace(memory, there=0.0, tokens=0.0)
 
     def ways(self) -> ServerWays | None:
         """To cut a server's model over its GPUs, where there are several and the GPU and the model are known."""
-        counted = self._counted()
-        if counted is None or counted[0].supervised or not self.device or not self.model:
+        counted = self._served()
+        if counted is None or not self.device or not self.model:
             return None
         return ways(*counted, self.model, self.device.bytes)
 
     def arrival(self) -> tuple[Arrival, RolloutHost] | None:
         """Where rollout pods keep the next policy, and what they hold in host memory, where the GPU and the model are known."""
-        counted = self._counted()
-        if counted is None or counted[0].supervised or counted[0].rollout.placement == "colocated" or not self.device:
+        counted = self._served()
+        if counted is None or counted[0].rollout.placement == "colocated" or not self.device:
             return None
         return arrival(*counted, self.device.bytes), rollout_host(*counted, self.device.bytes)
 
@@ -210,9 +211,13 @@ class Plan:
         return {name: flow for name, flow in flows.items() if flow.sent}
 
     def speed(self) -> Speed | None:
-        """Of a step, as `plan --suggest` models it, where the model and the GPU's rates are known. Without named cards, with those of NETWORK."""
+        """Of a step, as `plan --suggest` models it, where the job fits, and the model and the GPU's rates are known. Without named cards, with those
+        of NETWORK. None also of a service, whose steps are its clients', and of a job that only evaluates."""
         counted = self._counted()
-        if counted is None or counted[0].task == "service" or self.device is None or self.device.rates is None:
+        if counted is None or self.device is None or self.device.rates is None:
+            return None
+        spec, _ = counted
+        if spec.task == "service" or spec.evaluation.only or self.misfits():
             return None
         machine = Machine(self.device.rates, self.device.bytes, self.cards or network.cards(NETWORK))
         return speed(*counted, machine)
@@ -231,13 +236,14 @@ class Plan:
         trainers = fitting.of_host("trainer", host_memory(spec, shape), spec.trainer.template)
         if not self.device:
             return [*trainers]
-        arriving = self.arrival()
+        arriving, cache = self.arrival(), self.cache()
         rollouts = fitting.of_host("rollout", arriving[1], spec.rollout.template) if arriving else ()
         gangs = {role: gang_memory(spec, self.others.get(role, shape), role) for role in spec.gangs}
         return [
             *fitting.of_trainer(self.phases(), self.device, partial(remedy, spec, shape, self.device.bytes)),
             *fitting.of_gangs(spec, gangs, self.device),
             *fitting.of_servers(spec, self._caches(), self.device),
+            *(fitting.short_cache(spec, cache) if cache and not self._uncertain_room() else ()),
             *trainers,
             *rollouts,
         ]
@@ -246,10 +252,10 @@ class Plan:
         """What may not fit, while nothing is known not to."""
         if self.spec is None or not self.device or self._counted() is None or self.misfits():
             return []
-        cache = self.cache()
+        cache, why = self.cache(), self._uncertain_room()
         return [
             *fitting.doubts(self.spec, self.phases(), self._caches(), self.device),
-            *(fitting.short_caches(self.spec, cache) if cache else ()),
+            *(fitting.doubtful_cache(self.spec, cache, why) if cache else ()),
         ]
 
     def advice(self) -> list[Violation]:
@@ -261,12 +267,15 @@ class Plan:
         if self.spec is None or not self.memory():
             return {}
         pools = {pool.name for pool in self.spec.pools if pool.name in self.others}
-        roles = [*pools] if self.spec.supervised else [names.ROLE_ROLLOUT, *pools]
+        roles = [names.ROLE_ROLLOUT, *pools] if self._served() else [*pools]
         return {
             f"{self.spec.field_of(role)}.vllmArgs.{key}": what
             for role in roles
             for key, what in not_counted(fitting.arguments(self.spec, role)).items()
         }
+
+    def _uncertain_room(self) -> str:
+        return fitting.uncertain_room(self.spec, self.model) if self.spec and self.model else ""
 
     def _caches(self) -> dict[str, float]:
         """Bytes of a GPU that are left for keys and values, by role of the servers whose model is known."""
@@ -279,6 +288,11 @@ class Plan:
         if shape is None or self.spec is None or self.spec.trainer.device != "gpu":
             return None
         return self.spec, shape
+
+    def _served(self) -> tuple[RLJobSpec, Shape] | None:
+        """The same of a job with rollout servers."""
+        counted = self._counted()
+        return counted if counted and wanted_servers(counted[0]) else None
 
     def _shape(self) -> Shape | None:
         """Of the model, if it is known and every rule holds."""

@@ -29,7 +29,9 @@ def remedy(spec: RLJobSpec, shape: Shape, device: float) -> Remedy | None:
     def fits(changed: RLJobSpec) -> bool:
         return all(p.total <= device for p in phases(changed, shape, device))
 
-    return _tokens(spec, fits) or _share(spec, fits, lambda changed: cache_memory(changed, shape, device).there > 0)
+    return _tokens(spec, fits) or _share(
+        spec, fits, lambda changed: cache_memory(changed, shape, device).holds_a_sample(changed)
+    )
 
 
 def _tokens(spec: RLJobSpec, fits: Callable[[RLJobSpec], bool]) -> Remedy | None:
@@ -43,7 +45,7 @@ def _tokens(spec: RLJobSpec, fits: Callable[[RLJobSpec], bool]) -> Remedy | None
 
 
 def _share(spec: RLJobSpec, fits: Callable[[RLJobSpec], bool], serves: Callable[[RLJobSpec], bool]) -> Remedy | None:
-    """Of a colocated server. `serves`: whether it has room for keys and values."""
+    """Of a colocated server. `serves`: whether it has room for a sample."""
     arguments = server_defaults(spec) | spec.rollout.vllm_args
     if spec.rollout.placement != "colocated" or SHARE not in arguments or "kv-cache-memory-bytes" in arguments:
         return None

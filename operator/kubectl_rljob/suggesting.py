@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
 from typing import Any, NamedTuple
@@ -38,8 +38,9 @@ class Suggestion:
     speed: Speed
 
     def dump(self) -> dict[str, Any]:
-        seconds = {name: round(value, 3) for name, value in asdict(self.speed).items() if name != "overlapped"}
-        return {"settings": self.settings, "tokensPerSecond": round(self.speed.tokens_per_second)} | seconds
+        seconds = {name: round(value, 3) for name, value in self.speed.phases.items()}
+        speed = {"tokensPerSecond": round(self.speed.tokens_per_second), "tokens": self.speed.tokens}
+        return {"settings": self.settings} | speed | seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +163,15 @@ def _proven(
 
 
 def _against(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machine) -> str:
-    """Why a layout is no suggestion; empty: nothing is against it. By the estimate, with room for some keys and values."""
+    """Why a layout is no suggestion; empty: nothing is against it. By the estimate, with room for a sample at its longest."""
     checks = (*of_the_trainer(*RANKS_CHECKS), lambda given: model_violations(given, config))
     if any(chain.from_iterable(check(spec) for check in checks)):
         return "break a rule of layouts"
     fullest = max(phases(spec, shape, machine.memory), key=lambda phase: phase.total)
     if fullest.total > ROOM * machine.memory:
         return f"take more of a GPU in {fullest.name}"
-    cached = spec.supervised or cache_memory(spec, shape, machine.memory).there > 0
-    return "" if cached else "leave servers no room for a cache"
+    cached = spec.supervised or cache_memory(spec, shape, machine.memory).holds_a_sample(spec)
+    return "" if cached else "leave servers no room for a sample"
 
 
 def put(spec: dict[str, Any], setting: tuple[str, Any]) -> dict[str, Any]:

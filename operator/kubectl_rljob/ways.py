@@ -1,11 +1,10 @@
 """The ways to cut a rollout server's model over the GPUs that the server has, and what each leaves for keys and values: tensor and pipeline
 parallelism, and data-parallel attention with expert parallelism. `plan` chooses none of them."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from rljob_api.rules.validator import broken_rules
 from rljob_api.sizing.layout import divisors
@@ -45,14 +44,8 @@ class ServerWay:
     @property
     def name(self) -> str:
         """As layouts of trainers are called."""
-        sizes = (
-            ("tp", self.servers.tensor_parallel),
-            ("pp", self.servers.pipeline_parallel),
-            ("dp", self.servers.data_parallel),
-        )
-        return "-".join(
-            [f"{letters}{size}" for letters, size in sizes if size > 1] + ["ep"] * self.servers.expert_parallel
-        )
+        sizes = self.servers.tensor_parallel, self.servers.pipeline_parallel, self.servers.data_parallel
+        return _name(sizes) + "-ep" * self.servers.expert_parallel
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -64,6 +57,14 @@ class ServerWay:
         return {"name": self.name, "settings": self.settings, "own": self.own, "fits": self.fits, **sizes}
 
 
+class Refused(NamedTuple):
+    """Ways that a rule refuses."""
+
+    names: tuple[str, ...]
+    field: str
+    rule: str
+
+
 @dataclass(frozen=True, slots=True)
 class ServerWays:
     """Those of a job's servers, most room for tokens first."""
@@ -72,25 +73,34 @@ class ServerWays:
     """That break no rule, the job's own among them; SHOWN at most."""
     more: int
     """Accepted ones with less room that are left out."""
-    refused: Mapping[str, int]
-    """How many break a rule, by the field of the first one."""
+    refused: tuple[Refused, ...]
+    """Those that break a rule, by the first one that they break."""
 
 
 def ways(spec: RLJobSpec, shape: Shape, config: dict[str, Any], device: float) -> ServerWays | None:
     """On GPUs of `device` bytes, of a spec that breaks no rule. None: there is only the job's own."""
-    accepted, refused = dict[Sizes, ServerWay](), dict[Sizes, str]()
+    accepted, refused = dict[Sizes, ServerWay](), dict[Sizes, tuple[str, str]]()
     for sizes, changed in _cuts(spec):
         broken = next(broken_rules(changed, config), None)
         if broken:
-            refused.setdefault(sizes, broken.field)
+            refused.setdefault(sizes, (broken.field, broken.rule))
         elif sizes not in accepted:
             accepted[sizes] = _way(spec, changed, shape, device)
     if len(accepted) < 2:
         return None
     ranked = sorted(accepted.values(), key=lambda way: (way.own, way.tokens, -way.sent), reverse=True)
     shown = sorted(ranked[:SHOWN], key=lambda way: (-way.tokens, way.sent))
-    fields = Counter(field for sizes, field in refused.items() if sizes not in accepted)
-    return ServerWays(tuple(shown), len(ranked) - len(shown), fields)
+    left = {sizes: rule for sizes, rule in refused.items() if sizes not in accepted}
+    return ServerWays(tuple(shown), len(ranked) - len(shown), tuple(_by_rule(left)))
+
+
+def _by_rule(refused: Mapping[Sizes, tuple[str, str]]) -> Iterator[Refused]:
+    for field, rule in sorted({*refused.values()}):
+        yield Refused(tuple(_name(sizes) for sizes, broken in refused.items() if broken == (field, rule)), field, rule)
+
+
+def _name(sizes: Sizes) -> str:
+    return "-".join(f"{letters}{size}" for letters, size in zip(("tp", "pp", "dp"), sizes, strict=True) if size > 1)
 
 
 def _cuts(spec: RLJobSpec) -> Iterator[tuple[Sizes, RLJobSpec]]:

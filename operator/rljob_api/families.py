@@ -290,6 +290,13 @@ def has_sparse_attention(config: dict[str, Any]) -> bool:
     return bool(family and family.sparse)
 
 
+def has_windows(config: dict[str, Any]) -> bool:
+    """Whether some layers of a config.json's model attend to the last tokens only."""
+    config = language_of(config)
+    family = family_of(config)
+    return bool(family and family.windows and config.get("sliding_window"))
+
+
 def has_delta_nets(config: dict[str, Any]) -> bool:
     """Whether some layers of a config.json's model have gated delta nets in place of attention."""
     family = family_of(config)

@@ -170,3 +170,20 @@ def test_every_data_parallel_copy_has_room_for_tokens_of_its_own() -> None:
 def test_a_pod_keeps_the_next_policy_of_its_own_gpus() -> None:
     spec = over(2, tensorParallel=4)
     assert arrival(spec, DENSE, 80 * GIB).copies == pytest.approx(2 * rollout_memory(spec, DENSE).weights)
+
+
+def test_layers_with_a_state_of_fixed_size_cache_nothing_of_a_token() -> None:
+    """Qwen3-Next-80B-A3B, by its published sizes: 12 of 48 layers have keys and values, of two heads of 256 in two bytes."""
+    config = {"num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 16, "vocab_size": 151936}
+    config |= {"model_type": "qwen3_next", "num_key_value_heads": 2, "head_dim": 256, "intermediate_size": 5120}
+    config |= {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_conv_kernel_dim": 4}
+    config |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "full_attention_interval": 4}
+    config |= {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
+    shape = Shape.of(config | {"shared_expert_intermediate_size": 512})
+    assert shape
+    model = {"path": "/data/model", "dtype": "bfloat16"}
+    spec = make_spec(
+        trainer={"device": "gpu"}, model=model, rollout={"tensorParallel": 2, "sampling": {"maxTokens": 8}}
+    )
+    cache = cache_memory(spec, shape, 139.8 * GIB)
+    assert cache.there / cache.tokens == 12 * 2 * 1 * 256 * 2

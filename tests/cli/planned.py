@@ -13,7 +13,8 @@ score               7.1       -           -           0.6           3.5      -  
 train               7.1       14.2        -           17.0          3.5      -         6.0       -        47.8
 sync                7.1       -           -           -             -        4.1       6.0       14.2     31.4
 save                7.1       -           10.6        -             -        -         6.0       31.6     55.3
-GiB per GPU of all models on a rank, when most is held; OUTSIDE is of no tensor, BUCKETS are weights on their way to servers
+GiB per GPU of all models on a rank, when most is held; BUCKETS: weights on their way to servers; \
+OUTSIDE: what processes hold outside of tensors, such as CUDA's contexts
 
 Fits, by the estimate
 

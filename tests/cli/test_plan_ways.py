@@ -25,6 +25,9 @@ RECIPES = ("deepseek-v3", "qwen3-235b-a22b", "llama-3.3-70b", "glm-4.5-air", "qw
 DEEPSEEK = EXAMPLES / "deepseek-v3"
 
 
+FIELDS = {"spec.rollout.dataParallel", "spec.rollout.nodes", "spec.rollout.pipelineParallel"}
+
+
 def raw(recipe: str) -> dict[str, Any]:
     return yaml.safe_load((EXAMPLES / recipe / "rljob.yaml").read_text())["spec"]
 
@@ -103,7 +106,37 @@ def test_ways_with_less_room_are_counted_and_the_own_one_stays() -> None:
     assert listed and [way.name for way in listed.accepted if way.own] == ["tp64"]
     tokens = [way.tokens for way in listed.accepted]
     assert tokens == sorted(tokens, reverse=True)
-    assert set(listed.refused) <= {"spec.rollout.dataParallel", "spec.rollout.nodes", "spec.rollout.pipelineParallel"}
+    assert {ways.field for ways in listed.refused} <= FIELDS
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "sizes", [{}, {"placement": "separate", "nodes": 2, "tensorParallel": 16, "pipelineParallel": 1}]
+)
+def test_ways_that_are_not_shown_are_named_with_the_rule_that_refuses_them(recipe: str, sizes: dict[str, Any]) -> None:
+    """Each way to cut a server's GPUs is there once: accepted, left out for its room, or refused."""
+    spec = with_servers(raw(recipe), **sizes)
+    listed = found(spec, recipe, 79.1)
+    if listed is None:
+        return
+    gpus = RLJobSpec.model_validate(spec).rollout.gpus
+    cuts = {(t, p, gpus // t // p) for t in range(1, gpus + 1) for p in range(1, gpus + 1) if gpus % (t * p) == 0}
+    names = [way.name.removesuffix("-ep") for way in listed.accepted] + [n for one in listed.refused for n in one.names]
+    assert len(names) + listed.more == len(cuts) and len({*names}) == len(names)
+    for names_of_rule, field, rule in listed.refused:
+        for name in names_of_rule:
+            of = {letters: int(size) for letters, size in re.findall(r"([a-z]+)(\d+)", name)}
+            cut = {
+                "tensorParallel": of.get("tp", 1),
+                "pipelineParallel": of.get("pp", 1),
+                "dataParallel": of.get("dp", 1),
+            }
+            broken = [
+                (v.field, v.rule)
+                for whole in (True, False)
+                for v in validate(with_servers(spec, **cut, expertParallel=whole), "job", config(recipe)).violations
+            ]
+            assert (field, rule) in broken, name
 
 
 def plan(*arguments: str) -> int:
@@ -122,7 +155,11 @@ def test_the_table_marks_the_jobs_own_way_and_says_what_does_not_fit(capsys: pyt
     out = capsys.readouterr().out
     assert "WAYS OF A SERVER: 4 pods x 8 GPUs" in out
     assert rows(out)["tp8-pp4 (as the job)"] == ["41.1", "30.1", "1,753,900", "150.3", "yes"]
-    assert "\nNot shown: 6 that spec.rollout.dataParallel refuses, 5 that spec.rollout.nodes refuses\n" in out
+    rule = "data-parallel copies are proven on servers of one stage only, and pipelineParallel = 4"
+    assert (
+        "\nNot shown:\n    pp2-dp16, " in out
+        and f"\n    pp4-dp8, tp2-pp4-dp4: spec.rollout.dataParallel, since {rule}\n" in out
+    )
     plan("--gpu", "48Gi")
     table = rows(capsys.readouterr().out)
     assert table["dp32-ep"] == ["69.9", "-", "0", "8,446.3", "no: its weights"]
@@ -145,12 +182,83 @@ def test_without_a_gpu_or_a_second_way_there_is_no_table(capsys: pytest.CaptureF
     assert "WAYS OF A SERVER" not in capsys.readouterr().out, "a server on one GPU"
 
 
-def test_a_cache_without_room_for_one_sample_may_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    """vLLM would not start."""
-    given = ("--gpu", "h100", "--set", "rollout.vllmArgs={kv-cache-memory-bytes: 100000000}")
-    assert plan(*given) == 0
+BYTES = "rollout.vllmArgs={kv-cache-memory-bytes: 100000000%s}"
+
+
+def test_a_server_without_room_for_one_sample_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the bytes that the message names, it does."""
+    assert plan("--gpu", "h100", "--set", BYTES % "") == 1
     out = capsys.readouterr().out
-    assert "no: a sample of 10,240 tokens\n" in out
-    assert out.endswith(
-        "in servers of spec.rollout, whose cache has room for 5,425 of the 10,240 tokens of a sample.\n"
+    assert "no: a sample of 10,240 tokens\n" in out and "Valid" not in out
+    assert "\nspec.rollout.vllmArgs.kv-cache-memory-bytes = 100000000\n" in out
+    assert (
+        "    the cache of a server has room for 5,425 of the 10,240 tokens of a sample, and vLLM starts with no less\n"
+        in out
     )
+    (needed,) = re.findall(r"fix: set at least (\d+), or remove it\n", out)
+    assert plan("--gpu", "h100", "--set", f"rollout.vllmArgs={{kv-cache-memory-bytes: {needed}}}") == 0
+    assert plan("--gpu", "h100", "--set", f"rollout.vllmArgs={{kv-cache-memory-bytes: {int(needed) - 100_000}}}") == 1
+
+
+def test_a_share_without_room_for_one_sample_is_to_be_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    """A tenth of a GiB above the weights, where a sample takes 0.18."""
+    plan("--gpu", "h100", "-o", "json")
+    (data,) = json.loads(capsys.readouterr().out)
+    share = (data["memory"]["rollout"]["weights"] + 0.1 * GIB) / (79.1 * GIB)
+    assert plan("--gpu", "h100", "--set", f"rollout.vllmArgs={{gpu-memory-utilization: {share}}}") == 1
+    out = capsys.readouterr().out
+    assert "\nspec.rollout.tensorParallel = 8\n    the cache of a server has room for 5," in out
+    assert (
+        "fix: raise it, or gpu-memory-utilization in spec.rollout.vllmArgs, or lower spec.rollout.sampling.maxTokens\n"
+        in out
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "quantization: awq",
+        "kv-cache-dtype: nvfp4",
+        "decode-context-parallel-size: 2",
+        "num-gpu-blocks-override: 9000",
+        "hf-overrides: {}",
+    ],
+)
+def test_a_server_that_may_have_room_for_more_than_is_counted_may_not_fit(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan("--gpu", "h100", "--set", BYTES % f", {given}") == 0
+    last = capsys.readouterr().out.rpartition("\n\n")[2]
+    where = (
+        "in servers of spec.rollout, whose cache has room for 5,425 of the 10,240 tokens of a sample, counted without "
+    )
+    assert (
+        last.startswith("Valid, and by the estimate it may not fit ")
+        and where in last
+        and given.partition(":")[0] in last
+    )
+
+
+@pytest.mark.parametrize("window", [4096, None])
+def test_windows_are_counted_as_attention_to_all_tokens(
+    window: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {
+        "model_type": "mistral",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "vocab_size": 32768,
+    }
+    sizes = {
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 32768,
+        "sliding_window": window,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(model | sizes))
+    job = EXAMPLES / "qwen2.5-7b-gsm8k/rljob.yaml"
+    cache = "rollout.vllmArgs={kv-cache-memory-bytes: 100000000}"
+    given = ["plan", "-f", str(job), "--model", str(tmp_path), "--offline", "--gpu", "h200", "--set", cache]
+    assert main(given) == int(window is None)
+    assert ("counted as if all layers attended to all tokens" in capsys.readouterr().out) == bool(window)

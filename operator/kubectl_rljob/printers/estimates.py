@@ -32,14 +32,22 @@ def _title(part: str) -> str:
     return part.replace("_", " ").upper()
 
 
-def by_phase(phases: Sequence[PhaseMemory], device: Gpu) -> str:
+NOTES = {
+    "outside": "OUTSIDE: what processes hold outside of tensors, such as CUDA's contexts",
+    "buckets": "BUCKETS: weights on their way to servers",
+}
+OF_STAGES = "a row is of the pipeline stage that then holds most"
+
+
+def by_phase(phases: Sequence[PhaseMemory], device: Gpu, stages: int) -> str:
     """Of a trainer's GPU, at the moment of each phase when most is held, whose GPU that is, and the verdict."""
     held = [asdict(p.parts) for p in phases]
     columns = [part for part in held[0] if any(of_phase[part] for of_phase in held)]
     rows = [(p.name, *gib.row([of_phase[c] for c in columns])) for p, of_phase in zip(phases, held, strict=True)]
     header = ("TRAINER, BY PHASE", *map(_title, columns), f"OF {gib.text(device.bytes)}")
     source = f"GPU: {device.source}\n" if device.source else ""
-    what = "GiB per GPU of all models on a rank, when most is held; OUTSIDE is of no tensor, BUCKETS are weights on their way to servers"
+    notes = [NOTES[c] for c in columns if c in NOTES] + [OF_STAGES] * (stages > 1)
+    what = "; ".join(["GiB per GPU of all models on a rank, when most is held", *notes])
     return f"{table(header, rows)}\n{what}\n\n{source}{_verdict(phases, device)}"
 
 
@@ -92,9 +100,9 @@ def ways(of_servers: ServerWays, spec: RLJobSpec) -> str:
         )
         for way in of_servers.accepted
     ]
-    left = [f"{plural(of_servers.more, 'way')} with less room"] if of_servers.more else []
-    left += [f"{count} that {field} refuses" for field, count in sorted(of_servers.refused.items())]
-    return "\n".join([table(header, rows), *([f"Not shown: {', '.join(left)}"] if left else [])])
+    left = [f"    {plural(of_servers.more, 'way')} with less room"] if of_servers.more else []
+    left += [f"    {', '.join(names)}: {field}, since {rule}" for names, field, rule in of_servers.refused]
+    return "\n".join([table(header, rows), *(["Not shown:", *left] if left else [])])
 
 
 def _fits(way: ServerWay) -> str:
@@ -169,13 +177,20 @@ def between_nodes(traffic: Mapping[str, Flow], cards: Cards | None) -> str:
 
 def step(taken: Speed, cards: str) -> str:
     """Seconds of a step by phase, and how far the model that says so was compared with measurements."""
-    header = ("STEP, SECONDS BY THE MODEL", "GENERATE", "TRAIN", "SYNC", "IN ALL", "TOKENS/S")
-    seconds = [f"{part:,.1f}" for part in (taken.generate, taken.train, taken.sync, taken.seconds)]
-    how = "the longer of generate and train, and sync" if taken.overlapped else "generate, train and sync"
-    row = (how, *seconds, f"{taken.tokens_per_second:,.0f}")
+    several = {"IN ALL": taken.seconds} if len(taken.phases) > 1 else {}
+    seconds = {name.upper(): part for name, part in taken.phases.items()} | several
+    header = ("STEP, SECONDS BY THE MODEL", *seconds, "TOKENS/S")
+    row = (_sum(taken), *(f"{part:,.1f}" for part in seconds.values()), f"{taken.tokens_per_second:,.0f}")
+    compared = "15 % for training" + (" and 25 % for generation" if several else "")
     note = (
         f"Modelled and never measured for this job, with {cards} a node, every sample at its longest, without evaluations and checkpoints.\n"
-        "On up to two GPUs and 7 B the model was within 15 % for training and 25 % for generation; nothing larger was compared "
-        "(docs/sizing.md#suggested-layouts)"
+        f"On up to two GPUs and 7 B the model was within {compared}; nothing larger was compared (docs/sizing.md#suggested-layouts)"
     )
     return f"{table(header, [row])}\n{note}"
+
+
+def _sum(taken: Speed) -> str:
+    """How the phases of a step follow each other."""
+    if len(taken.phases) == 1:
+        return "train"
+    return "the longer of generate and train, and sync" if taken.overlapped else "generate, train and sync"

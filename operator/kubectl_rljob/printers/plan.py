@@ -1,24 +1,20 @@
-"""The page of `plan`: what a spec amounts to, and what is wrong with it. And that of `plan --suggest`."""
+"""The page of `plan`: what a spec amounts to, and what is wrong with it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from kubectl_rljob import gib
 from kubectl_rljob.leaving import Leaving, too_short
 from kubectl_rljob.planning import NETWORK, Plan, Stages, roles
 from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers import estimates, placement
 from kubectl_rljob.printers.text import plural, table
-from kubectl_rljob.splitting import NEAREST, GpuSplit, is_split, others
-from kubectl_rljob.suggesting import Suggested, Suggestion
 from rljob_api import names
 from rljob_api.families import targets_of
 from rljob_api.rules import Violation
-from rljob_api.sizing.devices import GIB
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.memory import outside_tensors
+from rljob_api.sizing.replica import longest_context
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
 from rljob_api.spec.model import LoraSpec
@@ -105,7 +101,10 @@ def memory(plan: Plan, spec: RLJobSpec) -> list[str]:
     if plan.device and phases:
         there = {names.ROLE_TRAINER} | ({names.ROLE_ROLLOUT} if spec.rollout.placement == "colocated" else set())
         others = [estimate for estimate in held if estimate.role not in there]
-        return [estimates.by_phase(phases, plan.device), *([estimates.parts(others, 0.0)] if others else [])]
+        return [
+            estimates.by_phase(phases, plan.device, spec.trainer.parallelism.pipeline),
+            *([estimates.parts(others, 0.0)] if others else []),
+        ]
     return [estimates.parts(held, outside_tensors(spec))] if held else []
 
 
@@ -197,6 +196,8 @@ def batch(spec: RLJobSpec, whole: bool) -> list[str]:
     """Samples of a step; and, if they can be divided, of a mini-batch, of a data-parallel rank, of the job."""
     if spec.task == "service":
         return ["what clients send in one call"]
+    if spec.evaluation.only:
+        return ["nothing is trained, with spec.evaluation.only"]
     a, t, (drawn, sample) = Amounts.of(spec), spec.train, NOUNS[spec.task]
     lines = [f"{_of(a.groups_per_step, a.group, spec)}{plural(a.samples_per_step, sample)} per step"]
     if not whole:
@@ -230,78 +231,12 @@ def tokens(spec: RLJobSpec) -> list[str]:
     if spec.task == "service":
         return [packed]
     a, (_, sample) = Amounts.of(spec), NOUNS[spec.task]
+    if spec.evaluation.only:
+        longest = a.longest if spec.supervised else longest_context(spec)
+        return [f"at most {longest:,} per {sample}", *([packed] if spec.supervised else [])]
     prompt, rest = spec.data.max_prompt_tokens, "turns" if spec.rollout.agent else "response"
     parts = "" if spec.supervised else f"{prompt:,} of the prompt + {a.longest - prompt:,} of the {rest} = "
     return [
         f"at most {parts}{a.longest:,} per {sample}, {a.longest * a.samples_per_step:,} per step",
         packed,
     ]
-
-
-HEADER = (
-    *("#", "TRAINER", "RECOMPUTE", "SERVER", "GIB OF A GPU", "OF A HOST", "KV CACHE"),
-    *("GENERATE", "TRAIN", "SYNC", "TOKENS/S"),
-)
-
-ON_HOST = "With the optimizer on GPUs none fits into 95 %: its steps are taken on the host (docs/sizing.md#optimizer-steps-on-the-host)."
-
-
-def suggestions(base: Plan, search: Suggested, split: GpuSplit | None) -> str:
-    assert base.spec and base.device and base.cards
-    ranks = f"{plural(base.spec.trainer.nodes, 'pod')} x {base.spec.trainer.processes_per_node}"
-    place = f"{ranks} GPUs of {gib.text(base.device.bytes)} GiB, {base.cards.text} a node"
-    looked = f"{search.tried:,} layouts" + ("" if search.whole else ", as many as there was time for,")
-    head = f"RLJob {base.name}: the fastest of {looked} that fit on {place}"
-    if not search.suggestions:
-        why = [f"{count:,} {reason}" for reason, count in sorted(search.against.items(), key=lambda entry: -entry[1])]
-        return (
-            f"RLJob {base.name}: none of {looked} fits on {place}: {', '.join(why)}\ndocs/sizing.md has what to change"
-        )
-    rows = [_row(number, suggestion) for number, suggestion in enumerate(search.suggestions, 1)]
-    note = "Seconds and tokens/s are modelled and not measured, with every sample at its longest (docs/sizing.md#suggested-layouts)."
-    options = [f"{number}: {_options(suggestion.settings)}" for number, suggestion in enumerate(search.suggestions, 1)]
-    head += f"\n{ON_HOST}" if search.updated else ""
-    return "\n\n".join(
-        [head, table(HEADER, rows), note, "\n".join(options), *_split(base.spec, search.suggestions[0], split)]
-    )
-
-
-def _split(spec: RLJobSpec, best: Suggestion, split: GpuSplit | None) -> list[str]:
-    """Whether other numbers of nodes and servers would be faster, where a job has both."""
-    if not is_split(spec):
-        return []
-    own = f"{best.speed.tokens_per_second:,.0f}"
-    if split is None:
-        near = min(NEAREST, len([*others(spec)]))
-        why = f"of the {plural(near, 'most promising other')}, none is faster" if near else "no other has as many GPUs"
-        return [f"The split of the job's GPUs between training and generation stays: {why}."]
-    numbers = f"{split.training} GPUs for training and {split.generating} for generation"
-    options = _options(split.settings)
-    return [
-        f"As many GPUs split otherwise, {numbers}, have {split.tokens_per_second:,.0f} tokens/s, in place of {own}:\n{options}"
-    ]
-
-
-def _row(number: int, suggestion: Suggestion) -> tuple[Any, ...]:
-    spec = suggestion.plan.spec
-    assert spec
-    cache, host = suggestion.plan.cache(), suggestion.plan.host()
-    assert host
-    return (
-        number,
-        str(Layout.of(spec, names.ROLE_TRAINER)),
-        spec.trainer.recompute.granularity,
-        f"tp{spec.rollout.tensor_parallel}" if cache else "-",
-        max((gib.whole(phase.parts) for phase in suggestion.plan.phases()), key=float),
-        f"{host.total / GIB:.0f}",
-        gib.text(cache.there) if cache else "-",
-        *(f"{seconds:.1f}" for seconds in (suggestion.speed.generate, suggestion.speed.train, suggestion.speed.sync)),
-        f"{suggestion.speed.tokens_per_second:,.0f}",
-    )
-
-
-def _options(settings: dict[str, Any]) -> str:
-    """What to add to the command, or to write into the manifest."""
-    if not settings:
-        return "as the manifest has it"
-    return " ".join(f"--set '{path}={json.dumps(value)}'" for path, value in settings.items())

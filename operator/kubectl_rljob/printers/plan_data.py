@@ -35,6 +35,8 @@ def _layouts(plan: Plan, spec: RLJobSpec) -> dict[str, Any]:
         out["stages"] = asdict(stages)
     if spec.gangs:
         out["gangs"] = {role: _layout(spec, role) for role in spec.gangs}
+    if spec.evaluation.only:
+        return out
     amounts = Amounts.of(spec)
     out["batch"] = {
         "samplesPerStep": amounts.samples_per_step,
@@ -83,7 +85,7 @@ def _bytes(plan: Plan) -> dict[str, Any]:
         for name, flow in traffic.items():
             out["traffic"][name]["seconds"] = round(flow.seconds(plan.cards), 3)
     if taken := plan.speed():
-        parts = {"generate": taken.generate, "train": taken.train, "sync": taken.sync, "seconds": taken.seconds}
+        parts = taken.phases | {"seconds": taken.seconds}
         out["modelledStep"] = {name: round(seconds, 3) for name, seconds in parts.items()}
         out["modelledStep"]["tokensPerSecond"] = round(taken.tokens_per_second)
     if outside := plan.outside():

@@ -14,7 +14,7 @@ from kubectl_rljob.leaving import Leaving, expected
 from kubectl_rljob.options import Session, output, verb
 from kubectl_rljob.planning import NETWORK, Plan
 from kubectl_rljob.preview import Read, Site, preview
-from kubectl_rljob.printers import data
+from kubectl_rljob.printers import data, suggestions
 from kubectl_rljob.printers import plan as page
 from kubectl_rljob.printers.plan_data import dump
 from kubectl_rljob.splitting import better_split
@@ -151,7 +151,7 @@ def _suggest(
         dumps = [found.dump(base.name) | ({"split": split.dump()} if split else {}) for base, found, split in searched]
         session.terminal.data(data.render(dumps, output))
     else:
-        session.terminal.show("\n\n".join(page.suggestions(*found) for found in searched))
+        session.terminal.show("\n\n".join(suggestions.page(*found) for found in searched))
     if not all(found.suggestions for _, found, _ in searched):
         raise click.exceptions.Exit(errors.REFUSED)
 

@@ -7,7 +7,7 @@ Trainer: the pipeline stage that holds most (stage.py has the formulas).
 
 Rollout, per GPU of a server: its weights (replica.py), and keys and values 2 b layers groups head tokens / tensorParallel of its pipeline stage, for
 the samples that one server has in flight at their longest, at most vLLM's max-num-seqs; with multi-latent attention b layers (latent +
-rotated part) tokens, whole on each GPU. A colocated server takes the whole share that it was given.
+rotated part) tokens, whole on each GPU; with delta nets of the other layers alone. A colocated server takes the whole share that it was given.
 
 Outside tensors, by phase: CUDA's contexts, loaded kernels, workspaces of libraries, buffers of NCCL and captured graphs, as measured.
 Not counted: what the allocator cannot use.
@@ -199,7 +199,7 @@ class PhaseMemory:
 
 
 def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[PhaseMemory]:
-    """The phases of a step, each for the stage that holds most. `device`: bytes of the GPU.
+    """The phases of the job's steps, each for the stage that holds most. `device`: bytes of the GPU.
 
     generate: the server is awake, the trainer rests. score: forward passes of one model after the other. train: the server sleeps. sync: both
     hold the weights. save: parameters and moments are brought back while the server is awake.
@@ -208,7 +208,16 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[PhaseMemory]:
     sent, outside = in_transfer(spec, shape), outside_tensors(spec)
     of_stages = [_phases(stage, weights, sent, awake) for stage in stages(spec, shape)]
     most = [max(same, key=lambda p: p.total) for same in zip(*of_stages, strict=True)]
-    return [replace(p, parts=replace(p.parts, outside=outside)) for p in most]
+    there = _there(spec)
+    return [replace(p, parts=replace(p.parts, outside=outside)) for p in most if there[p.name]]
+
+
+def _there(spec: RLJobSpec) -> dict[PhaseName, bool]:
+    """Which phases a job has."""
+    served, trained = wanted_servers(spec) > 0, not spec.evaluation.only
+    measured_alone = spec.has_reference or spec.evaluation.takes_place
+    scored = measured_alone if spec.supervised else trained
+    return {"generate": served, "score": scored, "train": trained, "sync": served, "save": trained}
 
 
 def _phases(stage: Stage, weights: float, sent: float, awake: float) -> list[PhaseMemory]:
@@ -283,10 +292,11 @@ def cached_per_token(spec: RLJobSpec, shape: Shape) -> float:
 
 
 def _cached(shape: Shape, tensor: int) -> float:
-    """Numbers in the cache of one GPU of a server, per token and layer."""
+    """Numbers in the cache of one GPU of a server, per token and layer, as the mean of all: of delta nets, which keep a state of the same size for
+    every length, none."""
     if shape.latent:
         return shape.latent.key_value + shape.latent.rotated
-    return 2 * max(1.0, shape.groups / tensor) * shape.head
+    return 2 * max(1.0, shape.groups / tensor) * shape.head * shape.attending
 
 
 def _indexed(shape: Shape) -> float:

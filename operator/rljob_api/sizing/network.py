@@ -115,7 +115,7 @@ def _parts(spec: RLJobSpec, shape: Shape) -> dict[int, _Part]:
 
 def sync(spec: RLJobSpec, shape: Shape) -> Flow:
     """Of a new policy for all servers."""
-    if spec.supervised:
+    if not wanted_servers(spec):
         return NOTHING
     if spec.rollout.placement == "colocated":
         return _broadcast(spec, shape)

@@ -80,6 +80,12 @@ NOT_COUNTED: Mapping[str, str] = {
 SMALLER_WEIGHTS = ("quantization", "quantization-config", "hf-overrides", "model-class-overrides", "offload-group-size")
 """Arguments by which fewer bytes of weights may be on a GPU than are counted, if they are not counted."""
 
+LARGER_CACHE = (
+    *("cpu-offload-params", "offload-backend", "offload-num-in-group", "offload-params", "offload-prefetch-step"),
+    *("decode-context-parallel-size", "kv-cache-dtype", "kv-cache-dtype-skip-layers", "num-gpu-blocks-override"),
+)
+"""Further arguments by which a server may have room for more tokens than are counted, if they are not counted."""
+
 
 def layer_bytes(given: Mapping[str, Any], width: float) -> float:
     """Bytes of a parameter in a layer, `width` where it is not quantized, or in a way that is not counted."""
@@ -106,3 +112,8 @@ def not_counted(given: Mapping[str, Any]) -> dict[str, str]:
 def may_be_smaller(given: Mapping[str, Any]) -> list[str]:
     """Arguments of `given` by which a GPU may hold fewer bytes of weights than are counted."""
     return [key for key in SMALLER_WEIGHTS if key in not_counted(given)]
+
+
+def may_have_room(given: Mapping[str, Any]) -> list[str]:
+    """Arguments of `given` by which a server may have room for more tokens than are counted."""
+    return [key for key in (*SMALLER_WEIGHTS, *LARGER_CACHE) if key in not_counted(given)]

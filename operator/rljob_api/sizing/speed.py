@@ -19,7 +19,7 @@ from rljob_api import names
 from rljob_api.sizing import network
 from rljob_api.sizing.devices import Rates
 from rljob_api.sizing.layout import Amounts, Layout, wanted_servers
-from rljob_api.sizing.memory import cache_memory, in_flight, rollout_memory
+from rljob_api.sizing.memory import PhaseName, cache_memory, in_flight, rollout_memory
 from rljob_api.sizing.network import Cards
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.sparse_attention import chooses, is_shared, scores
@@ -59,6 +59,7 @@ class Speed:
     """Modelled seconds of a step's parts."""
 
     generate: float
+    """0: the job has no servers."""
     train: float
     sync: float
     """Of the servers, to the new policy."""
@@ -66,6 +67,15 @@ class Speed:
     """Of prompts and responses in a step, at most."""
     overlapped: bool
     """Generation and training go on at the same time."""
+
+    @property
+    def phases(self) -> dict[PhaseName, float]:
+        """Those that the job has."""
+        return (
+            {"generate": self.generate, "train": self.train, "sync": self.sync}
+            if self.generate
+            else {"train": self.train}
+        )
 
     @property
     def seconds(self) -> float:
@@ -79,9 +89,10 @@ class Speed:
 
 def speed(spec: RLJobSpec, shape: Shape, machine: Machine) -> Speed:
     amounts = Amounts.of(spec)
-    apart = spec.rollout.placement != "colocated" and not spec.supervised
+    served = wanted_servers(spec) > 0
+    apart = served and spec.rollout.placement != "colocated"
     return Speed(
-        generate=0.0 if spec.supervised else _generate(spec, shape, machine),
+        generate=_generate(spec, shape, machine) if served else 0.0,
         train=_train(spec, shape, machine),
         sync=network.sync(spec, shape).seconds(machine.cards),
         tokens=float(amounts.samples_per_step * amounts.longest),
