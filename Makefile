@@ -120,7 +120,9 @@ e2e: setup ## The end-to-end tests alone
 	$(PY) -m pytest -q e2e --durations=0 --durations-min=1
 
 .PHONY: kueue
-kueue: setup ## Compile Kueue, and test jobs that it places (not part of test: three minutes of compiling)
+kueue: export RLJOB_KUEUE = $(KUEUE)
+kueue: setup ## Compile Kueue, and test jobs that it places or sends to another cluster: KUEUE=0.18 for another release (not part of test: minutes of compiling)
+	@test -z "$(KUEUE)" -o -d e2e/cluster/components/kueue-$(KUEUE) || { echo "KUEUE is one of $$(cd e2e/cluster/components && ls -d kueue-* | sed s/kueue-// | xargs)"; exit 1; }
 	$(PY) -m e2e.kueue
 	$(PY) -m pytest -q -m slow tests/kueue
 

@@ -22,6 +22,7 @@ from rljob_trainer.machine import free_port
 
 TOKEN = "loopback"
 """Of the administrator. The server listens on 127.0.0.1 only and lives as long as its test."""
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 NEEDED = ("kubernetes", "etcd")
 READY_SECONDS = 300.0
 
@@ -33,6 +34,8 @@ class ControlPlane:
     server never limits them. `gates`: feature gates of all programs, with which all beta APIs are served; `controllers`: those that run, as
     `--controllers` has them.
     """
+
+    beside: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -56,6 +59,10 @@ class ControlPlane:
     @property
     def kubeconfig(self) -> Path:
         return self.directory / "kubeconfig"
+
+    def login(self) -> dict[str, Any]:
+        """For programs beside it, which need no prefix."""
+        return kubeconfig(self.url)
 
     def __enter__(self) -> Self:
         for component in COMPONENTS:
@@ -97,11 +104,11 @@ class ControlPlane:
 
     def install_crd(self, file: Path = REPOSITORY / "crds" / "rljob.yaml") -> None:
         crd = yaml.safe_load(file.read_text())
-        self.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+        self.call("POST", CRDS, crd)
         name, spec = crd["metadata"]["name"], crd["spec"]
-        where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+        where = f"{CRDS}/{name}"
         served = f"/apis/{spec['group']}/{next(v['name'] for v in spec['versions'] if v['served'])}"
-        self.until(name, lambda: _established(self.call("GET", where)) and _lists(self.call("GET", served), spec))
+        self.until(name, lambda: established(self.call("GET", where)) and _lists(self.call("GET", served), spec))
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """One request as the administrator. Raises urllib.error.HTTPError."""
@@ -169,7 +176,7 @@ class ControlPlane:
             time.sleep(0.1)
 
 
-def _established(crd: Any) -> bool:
+def established(crd: Any) -> bool:
     conditions: Sequence[Any] = crd.get("status", {}).get("conditions") or []  # null at first
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
@@ -177,6 +184,12 @@ def _established(crd: Any) -> bool:
 def _lists(resources: Any, spec: Any) -> bool:
     """Whether clients that look for the kind find it: discovery follows a CRD that is established."""
     return any(found["name"] == spec["names"]["plural"] for found in resources["resources"])
+
+
+def acting(config: dict[str, Any], account: str) -> dict[str, Any]:
+    """The kubeconfig of an administrator, who acts as another account with it."""
+    (user,) = config["users"]
+    return config | {"users": [user | {"user": user["user"] | {"as": account}}]}
 
 
 def kubeconfig(server: str) -> dict[str, Any]:

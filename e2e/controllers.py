@@ -5,12 +5,27 @@ import subprocess
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
 from e2e.cluster.binaries import Component
-from e2e.control_plane import ControlPlane
+
+
+class Plane(Protocol):
+    """A control plane: see e2e/control_plane.py."""
+
+    directory: Path
+    beside: tuple[str, ...]
+    """Before the command of a program that has its loopback."""
+
+    def login(self) -> dict[str, Any]:
+        """A kubeconfig for programs beside it."""
+
+    def call(self, method: str, path: str, body: Any = None) -> Any: ...
+    def install_crd(self, file: Path) -> None: ...
+    def spawn(self, name: str, *command: str | Path) -> Any: ...
+    def until(self, what: str, ready: Any) -> None: ...
 
 
 @cache
@@ -30,7 +45,7 @@ def certificates(directory: Path) -> Path:
     return directory
 
 
-def install_crd(plane: ControlPlane, file: Path) -> None:
+def install_crd(plane: Plane, file: Path) -> None:
     """Without a webhook between its versions: we speak only the one that is stored."""
     raw = yaml.safe_load(file.read_text())
     raw["spec"].pop("conversion", None)
@@ -40,7 +55,7 @@ def install_crd(plane: ControlPlane, file: Path) -> None:
 
 
 def install_hooks(
-    plane: ControlPlane,
+    plane: Plane,
     name: str,
     manifests: Path,
     port: int,

@@ -1,12 +1,13 @@
-"""Kueue's controller as a process beside a control plane: what its manifests would install, with one queue over all nodes.
+"""Kueue's controller as a process beside a control plane: what its manifests would install, with the rights that they give it.
 
-    python -m e2e.kueue    # compiles what is needed
+    python -m e2e.kueue    # compiles what is needed; RLJOB_KUEUE=0.18 another release
 
 Kueue reads the certificate of its metrics from a fixed place in /etc, so it runs in a mount namespace of its own, where that is ours.
 """
 
-import os
-import urllib.request
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,42 +15,65 @@ import yaml
 
 from e2e.cluster.binaries import COMPONENTS, KUEUE, KWOK, build, is_built
 from e2e.cluster.steps import BIN
-from e2e.control_plane import ControlPlane, free_ports
-from e2e.controllers import certificates, configuration, install_crd, install_hooks, source
+from e2e.control_plane import acting, free_ports
+from e2e.controllers import Plane, certificates, configuration, install_crd, install_hooks, source
 
 QUEUE = "team"
+NAMESPACE, ACCOUNT = "kueue-system", "kueue-controller-manager"
 API, VERSION = "/apis/kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta2"
+RIGHTS = "/apis/rbac.authorization.k8s.io/v1"
 HOOKED = ("v1-pod", "statefulset", "batch-v1-job", "kueue-x-k8s-io")
 """Webhooks by their path: of the kinds that we or Kueue make."""
 
 
-def start(plane: ControlPlane, levels: list[str], gpus: int) -> None:
-    """Kueue with a topology of these node labels and a quota of GPUs, for nodes with the label `gpu: h200`."""
+READY = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=2)"
+
+
+def start(plane: Plane, **settings: Any) -> None:
+    """With these sections of Kueue's configuration."""
     hook, health = free_ports(2)
     keys = certificates(plane.directory / "etc" / "kueue" / "metrics" / "certs")
     for crd in sorted((_manifests() / "crd" / "bases").glob("*.yaml")):
         install_crd(plane, crd)
-    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "kueue-system"}})
-    config = plane.directory / "kueue.yaml"
-    config.write_text(yaml.safe_dump(_configuration(hook, health, keys)))
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    for where, right in _rights():
+        plane.call("POST", where, right)
+    config, login = plane.directory / "kueue.yaml", plane.directory / "kueue.kubeconfig"
+    config.write_text(yaml.safe_dump(_configuration(hook, health, keys) | settings))
+    login.write_text(yaml.safe_dump(acting(plane.login(), f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}")))
     mount = f"mount -t overlay overlay -o lowerdir={plane.directory}/etc:/etc /etc"
     # its API for pending workloads wants a certificate at another fixed place
-    flags = f"--config={config} --kubeconfig={plane.kubeconfig} --feature-gates=VisibilityOnDemand=false"
-    os.environ["KUBECONFIG"] = str(plane.kubeconfig)
-    plane.spawn("kueue", "unshare", "--mount", "sh", "-c", f"{mount} && exec {BIN / 'kueue'} {flags}")
-    plane.until("kueue", lambda: urllib.request.urlopen(f"http://127.0.0.1:{health}/readyz", timeout=2).status == 200)
+    flags = f"--config={config} --kubeconfig={login} --feature-gates=VisibilityOnDemand=false"
+    plane.spawn("kueue", *plane.beside, "unshare", "--mount", "sh", "-c", f"{mount} && exec {BIN / KUEUE.name} {flags}")
+    ready = (*plane.beside, sys.executable, "-c", READY, f"http://127.0.0.1:{health}/readyz")
+    plane.until("kueue", lambda: subprocess.run(ready, check=False, capture_output=True).returncode == 0)
     manifests = _manifests() / "webhook" / "manifests.yaml"
     install_hooks(plane, "kueue", manifests, hook, (keys / "tls.crt").read_bytes(), parts=HOOKED)
-    _queue(plane, levels, gpus)
 
 
-def open_queue(plane: ControlPlane, namespace: str) -> None:
+def open_cluster(
+    plane: Plane, quota: dict[str, str], levels: Sequence[str] = (), nodes: dict[str, str] | None = None
+) -> None:
+    """A quota for all namespaces, on nodes with these labels, whose topology is made of `levels`. Jobs of higher priority preempt others."""
+    flavor: dict[str, Any] = {"nodeLabels": nodes or {}} | ({"topologyName": "default"} if levels else {})
+    if levels:
+        topology = {"metadata": {"name": "default"}, "spec": {"levels": [{"nodeLabel": level} for level in levels]}}
+        _create(plane, f"{API}/topologies", "Topology", topology)
+    resources = [{"name": name, "nominalQuota": amount} for name, amount in quota.items()]
+    group = {"coveredResources": list(quota), "flavors": [{"name": "all", "resources": resources}]}
+    preemption = {"withinClusterQueue": "LowerPriority"}
+    queue = {"namespaceSelector": {}, "resourceGroups": [group], "preemption": preemption}
+    _create(plane, f"{API}/resourceflavors", "ResourceFlavor", {"metadata": {"name": "all"}, "spec": flavor})
+    _create(plane, f"{API}/clusterqueues", "ClusterQueue", {"metadata": {"name": "all"}, "spec": queue})
+
+
+def open_queue(plane: Plane, namespace: str) -> None:
     """For the jobs of a namespace."""
     queue = {"metadata": {"name": QUEUE}, "spec": {"clusterQueue": "all"}}
     _create(plane, f"{API}/namespaces/{namespace}/localqueues", "LocalQueue", queue)
 
 
-def workloads(plane: ControlPlane, namespace: str) -> list[dict[str, Any]]:
+def workloads(plane: Plane, namespace: str) -> list[dict[str, Any]]:
     """What Kueue makes of pods."""
     found: list[dict[str, Any]] = plane.call("GET", f"{API}/namespaces/{namespace}/workloads")["items"]
     return found
@@ -64,27 +88,28 @@ def _manifests() -> Path:
     return source(KUEUE, "sigs.k8s.io/kueue") / "config" / "components"
 
 
+def _rights() -> Iterator[tuple[str, dict[str, Any]]]:
+    """What Kueue's manifests allow its account, and where that is posted."""
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}
+    own = f"{RIGHTS}/namespaces/{NAMESPACE}"
+    for file, where, kind in (("role", RIGHTS, "ClusterRole"), ("manager_secrets_role", own, "Role")):
+        role: dict[str, Any] = yaml.safe_load((_manifests() / "rbac" / f"{file}.yaml").read_text())
+        name = role["metadata"]["name"]
+        yield f"{where}/{kind.lower()}s", role | {"metadata": {"name": name}}
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+        yield (
+            f"{where}/{kind.lower()}bindings",
+            {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]},
+        )
+
+
 def _configuration(hook: int, health: int, keys: Path) -> dict[str, Any]:
     raw: dict[str, Any] = yaml.safe_load((_manifests() / "manager" / "controller_manager_config.yaml").read_text())
     integrations = {"frameworks": ["batch/job", "pod", "statefulset"]}
     return raw | configuration(hook, health, keys) | {"integrations": integrations}
 
 
-def _queue(plane: ControlPlane, levels: list[str], gpus: int) -> None:
-    """Topology, flavor and quota."""
-    topology = {"metadata": {"name": "default"}, "spec": {"levels": [{"nodeLabel": level} for level in levels]}}
-    flavor = {"metadata": {"name": "h200"}, "spec": {"nodeLabels": {"gpu": "h200"}, "topologyName": "default"}}
-    quota = [
-        {"name": n, "nominalQuota": q} for n, q in (("nvidia.com/gpu", str(gpus)), ("cpu", "1k"), ("memory", "1Ti"))
-    ]
-    group = {"coveredResources": [q["name"] for q in quota], "flavors": [{"name": "h200", "resources": quota}]}
-    queue = {"metadata": {"name": "all"}, "spec": {"namespaceSelector": {}, "resourceGroups": [group]}}
-    _create(plane, f"{API}/topologies", "Topology", topology)
-    _create(plane, f"{API}/resourceflavors", "ResourceFlavor", flavor)
-    _create(plane, f"{API}/clusterqueues", "ClusterQueue", queue)
-
-
-def _create(plane: ControlPlane, where: str, kind: str, body: dict[str, Any]) -> None:
+def _create(plane: Plane, where: str, kind: str, body: dict[str, Any]) -> None:
     plane.call("POST", where, body | {"apiVersion": VERSION, "kind": kind})
 
 

@@ -1,6 +1,7 @@
 """Kubernetes, etcd, CoreDNS and Helm, compiled from the Go modules that `components/*/go.mod` pin."""
 
 import hashlib
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,7 +82,9 @@ COMPONENTS = (
 )
 KWOK = Component("kwok", ("kwok",))
 """Nodes and pods that only say that they run: for benchmarks/scale.py, which builds it itself."""
-KUEUE = Component("kueue", ("kueue",))
+KUEUE_VERSION = os.environ.get("RLJOB_KUEUE") or "0.19"
+"""Minor version, one of components/kueue-*: `make kueue KUEUE=0.18`."""
+KUEUE = Component(f"kueue-{KUEUE_VERSION}", (f"kueue-{KUEUE_VERSION}",), rename=(("kueue", f"kueue-{KUEUE_VERSION}"),))
 """For tests/kueue; see e2e/kueue.py, which builds it."""
 JOBSET = Component("jobset", ("jobset",))
 LWS = Component("lws", ("lws",), rename=(("cmd", "lws"),))

@@ -24,6 +24,7 @@ from simulator.makers import META
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("go"), reason="Go modules hold the sources")]
 
 KUEUE = ("sigs.k8s.io/kueue@v0.19.2", "h1:mPNzr37u0nwI7ikST5QQl5gg6EgtYOAvC9ZbTgywdN8=")
+KUEUE_BEFORE = ("sigs.k8s.io/kueue@v0.18.4", "h1:+Vs1H5sjXeSGG8BxvkrJCrpovB0vpuIHfkwSmlNSkyc=")
 VOLCANO = ("volcano.sh/volcano@v1.15.0", "h1:dW8hW/FPDqwcJ1GxGfpR/9qToH1t3+ySn+oaiEMfpm4=")
 ROOT = Path(__file__).parents[2]
 TEXT, COUNT = {"type": "string"}, {"type": "integer", "format": "int32"}
@@ -93,12 +94,13 @@ def test_volcanos_crd_refuses_others(volcano: ControlPlane, wrong: dict[str, Any
         create(volcano, group | {"spec": group["spec"] | wrong})
 
 
-def test_kueue_knows_every_label_and_annotation_that_we_write() -> None:
+@pytest.mark.parametrize("kueue", [KUEUE, KUEUE_BEFORE], ids=lambda kueue: kueue[0])
+def test_kueue_knows_every_label_and_annotation_that_we_write(kueue: tuple[str, str]) -> None:
     """It has no object that we make: it makes a Workload of the pods."""
     template = pod_template(META, spec(backend="kueue", topologyLevels=["rack"]), names.ROLE_TRAINER)
     written = template["metadata"]["labels"] | template["metadata"]["annotations"]
     keys = {key for key in written if "kueue" in key}
-    assert len(keys) == 6 and keys <= constants(*KUEUE)
+    assert len(keys) == 6 and keys <= constants(*kueue)
 
 
 def test_kueues_crds_take_the_objects_of_the_example(plane: ControlPlane, tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
 """Jobs of `scheduling.backend: kueue` and a real Kueue, on a real control plane with KWOK's nodes. `make kueue` compiles what is needed."""
 
 import asyncio
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from e2e import kueue, kwok
 from e2e.cluster.binaries import KUEUE, KWOK, is_built
-from e2e.control_plane import ControlPlane, available, free_ports
+from e2e.control_plane import ControlPlane, available
+from kueue.clusters import run_operator
 from kueue.world import SECONDS, Tenant, tenant, until
 
 pytestmark = [
@@ -27,10 +27,10 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         for name in (f"n{number}" for number in range(NODES)):
             found.call("POST", "/api/v1/nodes", kwok.node(name, {"rack": rack(name), "gpu": "h200"}))
         kwok.start(found)
-        kueue.start(found, ["rack", "kubernetes.io/hostname"], GPUS)
-        (port,) = free_ports(1)
-        command = [sys.executable, "-m", "rljob_operator", "--progress-interval", "0.3", "--health-port", str(port)]
-        found.spawn("operator", *command)
+        kueue.start(found)
+        quota = {"nvidia.com/gpu": str(GPUS), "cpu": "1k", "memory": "1Ti"}
+        kueue.open_cluster(found, quota, ["rack", "kubernetes.io/hostname"], {"gpu": "h200"})
+        run_operator(found)
         yield found
 
 

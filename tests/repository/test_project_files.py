@@ -71,6 +71,8 @@ def kubernetes(file: str) -> str:
     return pinned(file, rf'"{re.escape(release)}": "v([\d.]+)"')
 
 
+KUEUES = ("Kueue 0.19", "Kueue 0.18")
+"""`make kueue` runs the first, and any with `KUEUE=`."""
 PINS: dict[str, Callable[[str], str]] = {
     "Kubernetes": kubernetes,
     "Python": lambda file: pinned(file, r'^requires-python = ">=([\d.]+),'),
@@ -83,7 +85,7 @@ PINS: dict[str, Callable[[str], str]] = {
     "transformers": requirement("transformers"),
     "Transformer Engine": requirement("transformer-engine"),
     "CUDA runtime": lambda file: pinned(file, r"^nvidia-cuda-runtime==(\d+\.\d+)"),
-    "Kueue": lambda file: pinned(file, r"sigs\.k8s\.io/kueue v([\d.]+)"),
+    **dict.fromkeys(KUEUES, lambda file: pinned(file, r"sigs\.k8s\.io/kueue v([\d.]+)")),
     "Volcano (its PodGroup, without its scheduler)": lambda file: pinned(file, r"volcano\.sh/volcano@v([\d.]+)"),
     "agent-sandbox (its CRDs, without its controllers)": lambda file: pinned(
         file, r"sigs\.k8s\.io/agent-sandbox@v([\d.]+)"

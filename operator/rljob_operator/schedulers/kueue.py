@@ -1,4 +1,4 @@
-"""Kueue: all pods of a job are one plain pod group, over all StatefulSets. Labels and annotations are those of Kueue 0.19."""
+"""Kueue: all pods of a job are one plain pod group, over all StatefulSets. Labels and annotations are those of Kueue 0.18 and 0.19."""
 
 from rljob_api import names
 from rljob_api.sizing.layout import grouped_pods, server_nodes

@@ -1,4 +1,4 @@
-module rljob.dev/e2e/cluster/kueue
+module rljob.dev/e2e/cluster/kueue-0.19
 
 go 1.26.0
 
