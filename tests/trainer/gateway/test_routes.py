@@ -15,7 +15,7 @@ from yarl import URL
 
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.clients import Keys
-from rljob_trainer.gateway.samples import Samples, SamplingServers
+from rljob_trainer.gateway.samples import REQUEST_BYTES, Samples, SamplingServers
 from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.gateway.wire import routes
 from rljob_trainer.gateway.wire.routes import API, Routes
@@ -282,7 +282,7 @@ async def test_a_long_prompt_is_taken_and_a_client_that_has_too_much_is_refused_
         prompt = {"chunks": [{"type": "encoded_text", "tokens": [150_000] * 4095}]}
         asked = {"sampling_session_id": f"{desk.session}:sample:0", "prompt": prompt}
         assert (await desk.post("asample", **asked, seq_id=0, sampling_params={"max_tokens": 1})).status == 200
-        assert desk.samples.held == {"anybody": 8 * 4095}
+        assert desk.samples.held == {"anybody": REQUEST_BYTES + 8 * 4095}
         monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", 50_000)
         assert (await desk.post("asample", **asked, seq_id=1, sampling_params={"max_tokens": 1})).status == 429
         await desk.post("cancel_future", request_id=f"{desk.session}:sample:0:0")

@@ -140,23 +140,24 @@ async def test_samples_that_failed_and_that_nobody_fetches_are_forgotten(monkeyp
 async def test_answers_that_were_fetched_make_room_for_newer_ones_of_their_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rljob_trainer.gateway.samples.MOST_ANSWERS", 1000)
+    one = samples.REQUEST_BYTES + 8 + 400
+    monkeypatch.setattr(samples, "MOST_ANSWERS", 2 * one + 100)
     answer = SampleAnswer((ServedSample(np.zeros(50, "<i4"), np.zeros(50, "<f4"), "stop"),))
 
     async def sample(request: SampleRequest) -> SampleAnswer:
         return answer
 
-    samples = Samples(sample)
+    waiting = Samples(sample)
     names = [f"s:sample:0:{i}" for i in range(8)]
     for name in names:
         client = "ann" if name in names[:4] else "bob"
-        samples.ask(client, name, REQUEST)
-        found = await samples.result(client, name, 60.0)
+        waiting.ask(client, name, REQUEST)
+        found = await waiting.result(client, name, 60.0)
         assert found is answer
-    assert samples.held == {"ann": 816, "bob": 816}
+    assert waiting.held == {"ann": 2 * one, "bob": 2 * one}
     with pytest.raises(UnknownError):
-        await samples.result("ann", names[0], 0.0)
-    assert await samples.result("ann", names[3], 0.0) is answer
+        await waiting.result("ann", names[0], 0.0)
+    assert await waiting.result("ann", names[3], 0.0) is answer
 
 
 async def test_ten_thousand_samples_wait_at_a_time_and_each_gets_its_own_answer() -> None:

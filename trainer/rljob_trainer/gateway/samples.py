@@ -5,7 +5,7 @@ does not know."""
 import asyncio
 import contextlib
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,8 +28,10 @@ MOST_SENT = 6
 """Servers that may be lost with a request: perhaps they end of it. One that ends answers for some seconds that it has failed."""
 MOST_OPEN = 10_000
 """Requests that wait for a server."""
-MOST_ANSWERS = 64 * 2**20
-"""Bytes of a client's prompts and answers, beyond which answers that it has fetched are dropped, old ones first."""
+REQUEST_BYTES = 8 * 2**10
+"""Of a request besides its tokens and its answer, in this process (tests/trainer/gateway/test_many_futures.py)."""
+MOST_ANSWERS = 128 * 2**20
+"""Bytes of a client's requests and answers, beyond which answers that it has fetched are dropped, old ones first."""
 ABORT_SECONDS = 10.0
 """After which a server has heard that nobody waits for samples any more, and reads their snapshot no more."""
 
@@ -138,6 +140,8 @@ class Samples:
         """`count`: called with the number of tokens of each answer."""
         self._sample, self._count = sample, count
         self._known: dict[str, _Sampling] = {}
+        self._fetched = defaultdict[str, dict[str, None]](dict)
+        """By client: requests whose answer it has fetched, in that order."""
         self.held = Counter[str]()
         """Bytes of prompts and answers, by client."""
         self.completions = Completions()
@@ -151,7 +155,7 @@ class Samples:
             return
         if self._open >= MOST_OPEN:
             raise BusyError(f"{MOST_OPEN} requests for samples are waiting")
-        size = 0 if isinstance(request, WorkFailure) else 8 * len(request.tokens)
+        size = REQUEST_BYTES + (0 if isinstance(request, WorkFailure) else 8 * len(request.tokens))
         self._known[name] = _Sampling(client, directory, asyncio.create_task(self._run(name, request)), size)
         self.held[client] += size
 
@@ -178,6 +182,7 @@ class Samples:
         if known.task.cancelled():
             raise UnknownError(f"request {name} was cancelled")
         known.fetched = time.monotonic() if known.fetched is None else known.fetched
+        self._fetched[client][name] = None
         self.completions.forget(name)
         return known.task.result()
 
@@ -265,11 +270,12 @@ class Samples:
                 self._shed(known.client)
 
     def _shed(self, client: str) -> None:
-        for old in [n for n, k in self._known.items() if k.client == client and k.fetched is not None]:
-            if self.held[client] > MOST_ANSWERS:
-                self._forget(old)
+        fetched = self._fetched[client]
+        while fetched and self.held[client] > MOST_ANSWERS:
+            self._forget(next(iter(fetched)))
 
     def _forget(self, name: str) -> _Sampling:
         known = self._known.pop(name)
+        self._fetched[known.client].pop(name, None)
         self.held[known.client] -= known.size
         return known
