@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ STEP = types.AdamParams(learning_rate=1e-2)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     root = tmp_path_factory.mktemp("service")
-    with running(root, make(root / "model", seed=3), service={"checkpointSeconds": 1, "maxModels": 16}) as found:
+    offered = {"checkpointSeconds": 1, "maxModels": 16, "maxRank": 32}
+    with running(root, make(root / "model", seed=3), service=offered) as found:
         yield found
 
 
@@ -57,14 +59,16 @@ def log_probs(output: Any) -> np.ndarray:
     return np.concatenate([found["logprobs"].to_numpy() for found in output.loss_fn_outputs])
 
 
-def learnt(training: Any, run: RunningService, kills: dict[int, str]) -> tuple[list[float], bytes]:
+def learnt(
+    training: Any, run: RunningService, kills: dict[int, str] | None = None, first: int = 10
+) -> tuple[list[float], bytes]:
     """Losses and norms of five steps, and the log-probabilities at the end. `kills`: what is killed while a step is under way."""
     numbers = []
     for step in range(5):
-        passes = [training.forward_backward([datum(10 + i), datum(30 + i)], "cross_entropy") for i in range(2)]
+        passes = [training.forward_backward([datum(first + i), datum(30 + i)], "cross_entropy") for i in range(2)]
         stepped = training.optim_step(STEP)
-        if what := kills.get(step):
-            run.kill(what)
+        if kills and step in kills:
+            run.kill(kills[step])
         losses = [found.result(timeout=SECONDS).metrics["loss:sum"] for found in passes]
         numbers += [*losses, *stepped.result(timeout=SECONDS).metrics.values()]
     return numbers, log_probs(training.forward([datum(12)], "cross_entropy").result(timeout=SECONDS)).tobytes()
@@ -127,17 +131,37 @@ def test_what_is_refused_fails_alone_and_the_loop_goes_on(run: RunningService, s
     with pytest.raises(tinker.RequestFailedError, match="a_loss_of_mine is not served"):
         refused.result(timeout=SECONDS)
     assert served.result(timeout=SECONDS).metrics["loss:sum"] > 0
-    with pytest.raises(tinker.APIStatusError, match="from 1 to 8"):
-        model_of(service, run, rank=9)
+    with pytest.raises(tinker.APIStatusError, match="from 1 to 32"):
+        model_of(service, run, rank=33)
 
 
 def test_a_run_whose_gateway_driver_and_ranks_are_killed_ends_with_the_same_bits(
     run: RunningService, service: tinker.ServiceClient
 ) -> None:
-    undisturbed = learnt(model_of(service, run), run, {})
+    undisturbed = learnt(model_of(service, run), run)
     kills = {1: "gateway", 2: "-m rljob_trainer.driver.", 3: "-m rljob_trainer.rank.main"}
     assert learnt(model_of(service, run), run, kills) == undisturbed
     assert "attempt 3" in run.output.read_text(), "the driver's end and a rank's are attempts' ends"
+
+
+def test_two_clients_of_ranks_8_and_32_at_once_get_the_bits_that_each_gets_alone(
+    run: RunningService, service: tinker.ServiceClient
+) -> None:
+    clients = {8: 10, 32: 50}
+    alone = [learnt(model_of(service, run, rank), run, first=first) for rank, first in clients.items()]
+    with tinker.ServiceClient(base_url=run.url, api_key="tml-any") as other, ThreadPoolExecutor() as threads:
+        models = model_of(service, run, 8), model_of(other, run, 32)
+        begun = [
+            threads.submit(learnt, training, run, first=first)
+            for training, first in zip(models, clients.values(), strict=True)
+        ]
+        assert [found.result() for found in begun] == alone
+        samplers = [training.save_weights_and_get_sampling_client() for training in models]
+        tokens = types.ModelInput.from_ints([10 + i for i in range(20)])
+        for training, sampler in zip(models, samplers, strict=True):
+            mine = log_probs(training.forward([datum(10)], "cross_entropy").result(timeout=SECONDS))[:18]
+            served = sampler.result(timeout=SECONDS).compute_logprobs(tokens).result(timeout=SECONDS)[1:19]
+            assert np.array(served) == pytest.approx(mine, abs=2e-5)
 
 
 @pytest.mark.parametrize("version", [PINNED, *(pytest.param(older, marks=pytest.mark.extra) for older in OLDER)])
