@@ -36,6 +36,7 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"data": {"train": []}}, "spec.data.train"),
     ({"task": "service", "train": {"tokensPerMicroBatch": 63}}, "spec.train.tokensPerMicroBatch"),
     ({"task": "service", "service": {"clients": [{"name": "ann"}]}}, "spec.service.clients"),
+    ({"task": "service", "service": {"maxRank": 0}}, "spec.service.maxModels"),
     ({"task": "dpo", "train": {"miniBatches": 3}}, "spec.train.miniBatches"),
     ({"task": "dpo", "train": {"tokensPerMicroBatch": 63}}, "spec.train.tokensPerMicroBatch"),
     ({"task": "pretrain", "data": {"weights": [1, 2]}}, "spec.data.weights"),

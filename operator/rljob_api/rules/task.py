@@ -222,6 +222,12 @@ OBJECT_RULES_OF_CLIENTS = (
         "set spec.service.keys, or spec.service.limits in place of this",
         value=lambda spec: ", ".join(client.name for client in spec.service.clients),
     ),
+    Rule(
+        "service.maxModels",
+        (field("service.maxRank") > 0) | field("service.maxModels").equals(1),
+        "with spec.service.maxRank: 0 all parameters are trained, of one model at a time",
+        "set it to 1, or spec.service.maxRank to the largest rank of adapters",
+    ),
 )
 
 

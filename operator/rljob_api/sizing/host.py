@@ -43,7 +43,7 @@ def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
 
 def _clients(spec: RLJobSpec, stage: Stage) -> float:
     """Bytes of the models of a service's clients, per rank: each lies on the host while another one's is in the adapters."""
-    if spec.task != "service":
+    if spec.task != "service" or not spec.adapters:
         return 0.0
     adapters = stage.networks[0]
     weights = adapters.gradients / FLOAT * BYTES[spec.model.dtype]

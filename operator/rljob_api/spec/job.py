@@ -148,8 +148,9 @@ class RLJobSpec(Model):
     @property
     def adapters(self) -> LoraSpec | None:
         """What is trained next to the model's weights: a service's clients have adapters of at most this rank. None: the weights are trained."""
-        clients = LoraSpec(rank=self.service.max_rank, alpha=ALPHA)
-        return clients if self.task == "service" else self.model.lora
+        if self.task != "service":
+            return self.model.lora
+        return LoraSpec(rank=self.service.max_rank, alpha=ALPHA) if self.service.max_rank else None
 
     @property
     def has_reference(self) -> bool:

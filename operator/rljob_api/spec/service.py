@@ -36,17 +36,18 @@ class ServiceClient(ClientLimits):
 
 
 class ServiceSpec(Model):
-    """The service of `task: service`: clients with loops of their own train adapters of one base model and sample from them. They talk to a gateway,
-    a pod of its own without GPUs, which stays while trainers and rollouts restart or are suspended."""
+    """The service of `task: service`: clients with loops of their own train adapters of one base model and sample from them, or one client trains all
+    of its parameters. They talk to a gateway, a pod of its own without GPUs, which stays while trainers and rollouts restart or are suspended."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[^\s:]+$", max_length=256)] | None = None
     """What clients call the base model, for example `Qwen/Qwen3-8B`: they load its tokenizer by this name. Unset: `model.path`."""
     max_models: Annotated[int, Field(ge=1, le=256)] = 8
     """Models that clients train at a time, each with adapters of its own. A further one is refused until another one's session has ended."""
-    max_rank: Annotated[int, Field(ge=1, le=MOST_RANK)] = 32
-    """Largest rank of a client's adapters. Memory for this rank is reserved."""
+    max_rank: Annotated[int, Field(ge=0, le=MOST_RANK)] = 32
+    """Largest rank of a client's adapters. Memory for this rank is reserved. 0: there are no adapters, and all parameters of one model at a time are
+    trained."""
     max_snapshots: Annotated[int, Field(ge=1, le=4096)] = 32
-    """Snapshots for sampling that a server keeps in memory. Others are read from the volume again when somebody samples from them."""
+    """Snapshots of adapters that a server keeps in memory. Others are read from the volume again when somebody samples from them."""
     max_tokens: PositiveInt = 4096
     """Longest sequence: of a training sample, or of a prompt and its response."""
     session_timeout_seconds: PositiveInt = 600

@@ -22,6 +22,8 @@ from rljob_trainer.gateway.wire.routes import API, Routes
 from rljob_trainer.wire.gateway import decode_work, encode
 from rljob_trainer.wire.service import CreateModel, SaveForSampler, SaveState, WorkResult
 
+SPEC = ServiceSpec()
+
 
 class Desk:
     """A gateway and its only client. Ranks are not there: what they would write is an empty directory."""
@@ -30,10 +32,10 @@ class Desk:
         self.service, self.samples, self._client = service, samples, client
         self.session = self.model = ""
 
-    async def begin(self) -> None:
+    async def begin(self, rank: int) -> None:
         self.session = await self.service.open_session("anybody")
         self.model = f"{self.session}:train:0"
-        await self.service.create("anybody", CreateModel(model=self.model, seq=0, rank=4, seed=1))
+        await self.service.create("anybody", CreateModel(model=self.model, seq=0, rank=rank, seed=1))
 
     async def post(self, path: str, /, **body: Any) -> ClientResponse:
         return await self._client.post(API + path, json=body, headers={"X-API-Key": "tml-anybody"})
@@ -83,13 +85,14 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def opened(root: Path, keys: Path | None = None) -> AsyncIterator[Desk]:
-    service = GatewayService(ServiceSpec(), root)
+async def opened(root: Path, keys: Path | None = None, spec: ServiceSpec = SPEC, rank: int = 4) -> AsyncIterator[Desk]:
+    """`rank`: of the client's model."""
+    service = GatewayService(spec, root)
     samples = Samples(SamplingServers("token").sample)
     app = Routes(service, samples, Keys(keys), "base").app
     async with TestClient(TestServer(app)) as client:
         desk = Desk(service, samples, client)
-        await desk.begin()
+        await desk.begin(rank)
         yield desk
         await samples.close()
 
@@ -103,24 +106,6 @@ async def test_a_session_hears_that_the_output_layer_is_not_trained_and_what_the
         assert flags.proto_compress_fwdbwd and flags.sample_use_retrieve_futures
         later = types.ClientDynamicConfigResponse(**await (await desk.post("client/dynamic_config")).json())
         assert later.sample_cancel_enabled
-
-
-@pytest.mark.parametrize(
-    ("lora", "reason"),
-    [
-        ({}, "lora_config is missing: clients train adapters"),
-        ({"lora_config": {"rank": 0}}, "lora_config.rank must be from 1 to 32 (spec.service.maxRank)"),
-        ({"lora_config": {"rank": 33}}, "lora_config.rank must be from 1 to 32 (spec.service.maxRank)"),
-    ],
-)
-async def test_a_model_without_adapters_or_of_a_rank_without_room_is_refused_and_the_next_one_is_made(
-    tmp_path: Path, lora: dict[str, Any], reason: str
-) -> None:
-    async with opened(tmp_path) as desk:
-        asked = {"session_id": desk.session, "model_seq_id": 1, "base_model": "base"}
-        refused = await desk.post("create_model", **asked, **lora)
-        assert refused.status == 400 and reason in await refused.text()
-        assert (await desk.post("create_model", **asked, lora_config={"rank": 32})).status == 200
 
 
 def snapshot(model: str, seq: int) -> SaveForSampler:

@@ -29,7 +29,7 @@ def service(model: Path, dtype: str = "float32", max_rank: int = 8, **layout: in
         model={"path": str(model), "dtype": dtype},
         train={"tokensPerMicroBatch": 64},
         trainer={"device": "cpu", "nodes": nodes, "parallelism": layout},
-        service={"maxTokens": 32, "maxRank": max_rank, "maxModels": 3},
+        service={"maxTokens": 32, "maxRank": max_rank, "maxModels": 3 if max_rank else 1},
     )
 
 
@@ -58,7 +58,7 @@ def call(
 
 @dataclass
 class Oracle:
-    """A client's model in plain torch."""
+    """A client's model in plain torch; without adapters, all of its parameters."""
 
     model: Path
     adapters: Tensors
@@ -66,11 +66,13 @@ class Oracle:
     rank: int
     base: Any = None
     adam: torch.optim.AdamW = field(init=False)
+    trained: list[torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.base = load_model(self.model).requires_grad_(False)
+        self.base = load_model(self.model).requires_grad_(not self.adapters)
         self.adapters = {name: t.detach().clone().float().requires_grad_() for name, t in self.adapters.items()}
-        self.adam = torch.optim.AdamW(self.adapters.values())
+        self.trained = list(self.adapters.values()) or list(self.base.parameters())
+        self.adam = torch.optim.AdamW(self.trained)
 
     def run(self, work: ForwardBackward) -> tuple[list[torch.Tensor], float]:
         found, loss = [], 0.0
@@ -84,10 +86,10 @@ class Oracle:
         return found, loss
 
     def step(self, work: OptimStep) -> float:
-        for tensor in self.adapters.values():
+        for tensor in self.trained:
             tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
         most = work.grad_clip_norm or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self.adapters.values(), most)
+        norm = torch.nn.utils.clip_grad_norm_(self.trained, most)
         self.adam.param_groups[0].update(
             lr=work.learning_rate, betas=(work.beta1, work.beta2), eps=work.eps, weight_decay=work.weight_decay
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from api.specs import make_spec
 from rljob_api.server_group import ServerGroup, ServerPart
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import PoolSpec, TrainerSpec
@@ -38,6 +39,16 @@ def test_what_we_own_is_always_said() -> None:
     }
     assert {name: option(arguments, name) for name in expected} == expected
     assert "--no-trust-remote-code" in arguments
+
+
+def test_a_server_of_a_service_reads_adapters_or_gets_whole_models() -> None:
+    for rank, adapters in ((8, True), (0, False)):
+        service = {"maxRank": rank, "maxModels": 1}
+        arguments = server_arguments(make_spec(task="service", service=service), 1)
+        middleware = "sample.ServiceFront" if adapters else "front.Front"
+        assert option(arguments, "middleware") == f"rljob_trainer.server.{middleware}"
+        assert option(arguments, "logprobs-mode") == "raw_logprobs"
+        assert ("--enable-lora" in arguments) == adapters
 
 
 def test_experts_are_returned_where_the_trainer_replays_them() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.server.guard import PoolFront
+from rljob_trainer.wire.rollout_server import SampleRequest
 from rljob_trainer.wire.weights import protocol
 from trainer.server.front import TOKEN, Caller, of
 
@@ -69,6 +70,16 @@ async def test_our_own_generation_waits_for_weights_as_well_and_says_whose_it_is
     await call.update(1, step=4)
     assert (await call("POST", protocol.GENERATE, of(1)))[0] == 400, "of the route itself: there is no prompt"
     assert call.headers[protocol.STEP_HEADER.lower()] == "4"
+
+
+async def test_samples_of_another_policy_than_the_one_that_is_served_are_not_drawn(call: Caller) -> None:
+    """Where all parameters of a service's model are trained."""
+    asked = SampleRequest(tokens=[1], n=1, seed=0, max_tokens=1, policy_step=4)
+    assert (await call("POST", protocol.SAMPLE, of(1), **asked.body()))[0] == 503
+    await call.update(1, step=5)
+    refused = await call("POST", protocol.SAMPLE, of(1), **asked.body())
+    assert refused == (503, {"error": "policy 5 is served here, not 4"})
+    assert "generate" not in call.engine.calls
 
 
 async def test_a_lower_attempt_is_refused_on_every_route_once_a_higher_one_was_seen(call: Caller) -> None:

@@ -13,6 +13,7 @@ from rljob_trainer.wire.service import (
     OptimStep,
     SaveForSampler,
     SaveState,
+    ServePolicy,
     Work,
     WorkFailure,
     WorkResult,
@@ -39,6 +40,7 @@ PASS = ForwardBackward(model="m", seq=3, data=(ONE, SEVERAL), loss="ppo", config
         SaveState(model="m", seq=5, path="/runs/a"),
         LoadState(model="m", seq=6, path="/runs/a", optimizer=True),
         SaveForSampler(model="m", seq=7, path="/runs/b"),
+        ServePolicy(path="/runs/b", step=3, servers=({"pod": "r-0", "podUid": "u", "url": "http://r:1"},)),
     ],
     ids=lambda work: type(work).__name__,
 )

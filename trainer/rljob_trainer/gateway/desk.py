@@ -12,6 +12,7 @@ from functools import partial
 from rljob_trainer.gateway.books import MOST_ANSWERS, Book, Clients
 from rljob_trainer.gateway.clients import FairShares, ServiceTally
 from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles
+from rljob_trainer.gateway.policies import ServedPolicies
 from rljob_trainer.wire.gateway import decode_result, decode_work, encode
 from rljob_trainer.wire.service import KeepModels, LoadState, SaveForSampler, SaveState, Work, WorkFailure, WorkResult
 
@@ -56,6 +57,8 @@ class Desk:
         self._ends = Counter[str]()
         """Attempts that have failed in a row with a piece, by its name."""
         self.tally = ServiceTally()
+        self.policies: ServedPolicies | None = None
+        """Where all parameters are trained: what servers have, and are to have."""
         self.mismatches = 0
         """Repetitions with another result than the first time."""
 
@@ -108,6 +111,8 @@ class Desk:
         if self._pending and failed:
             await self._failed_with(self._pending)
         self.tally.begin()
+        if self.policies:
+            self.policies.begin()
         for book in self._clients.living():
             book.line.restart()
         keep = Piece(encode(KeepModels(models=())), lambda *_: self._clients.collect())
@@ -134,6 +139,9 @@ class Desk:
                 book.line.model for book in self._clients.living() if book.line.built and not book.line.failed
             )
             return Piece(encode(KeepModels(models=built)), self._ignore)
+        update = None if draining or not self.policies else _update(self.policies)
+        if update:
+            return update
         pieces, owners = dict[str, Piece](), dict[str, str]()
         for book in self._clients.living():
             piece = await self._of(book, draining)
@@ -270,6 +278,24 @@ class Desk:
 
     async def _ignore(self, result: WorkResult | WorkFailure, body: bytes) -> None:
         """Of work whose result says nothing."""
+
+
+def _update(policies: ServedPolicies) -> Piece | None:
+    """Have servers get the policy that samples wait for. None: they have it."""
+    work = policies.next_update()
+    if work is None:
+        return None
+
+    async def finish(result: WorkResult | WorkFailure, _: bytes) -> None:
+        if isinstance(result, WorkFailure):
+            policies.refuse(work.path, result.message)
+        else:
+            policies.served(work, result.served)
+
+    async def give_up(why: WorkFailure) -> None:
+        policies.refuse(work.path, why.message)
+
+    return Piece(encode(work), finish, give_up, f"the update of servers from {work.path}")
 
 
 def _read(body: bytes) -> Work | WorkFailure:

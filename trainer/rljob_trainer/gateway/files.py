@@ -150,6 +150,10 @@ class ServiceFiles:
         """Where a directory is on this machine."""
         return str(self.root / directory)
 
+    def directory(self, path: str) -> str:
+        """The inverse of `path`; empty for what is not of this service."""
+        return str(Path(path).relative_to(self.root)) if Path(path).is_relative_to(self.root) else ""
+
     def remove(self, directory: str) -> None:
         """Delete a directory that nobody reads any more. Empty: none."""
         if directory:

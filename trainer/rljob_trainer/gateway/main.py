@@ -17,6 +17,7 @@ from rljob_api.protocol import Control, Report, RolloutEndpoint, ServiceReport
 from rljob_trainer.gateway.clients import Keys
 from rljob_trainer.gateway.desk import Desk
 from rljob_trainer.gateway.files import GatewaySuperseded
+from rljob_trainer.gateway.policies import ServedPolicies
 from rljob_trainer.gateway.samples import Samples, SamplingServers
 from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.gateway.wire.routes import Routes
@@ -121,7 +122,9 @@ async def run(channel: Path, token: str, address: str | None, port: int, work_po
         log.error("%s", superseded)
         return SUPERSEDED
     raise_open_files()
-    servers = SamplingServers(token)
+    policies = None if spec.adapters else ServedPolicies(spec.model.path, service.desk.changed)
+    service.desk.policies = policies
+    servers = SamplingServers(token, policies)
     samples = Samples(servers.sample, service.desk.tally.sampled)
     keys = Keys(Path(spec.service.keys) if spec.service.keys else None)
     clients = Routes(service, samples, keys, spec.service.name or spec.model.path).app

@@ -47,6 +47,8 @@ class Sampler:
     """Of the snapshot; empty: the base model."""
     path: str = ""
     """The snapshot's name; empty: it has none."""
+    replaced: bool = False
+    """By later ones of its model, so that its snapshot is deleted."""
 
     def of(self, request: SampleRequest, root: Path) -> SampleRequest:
         """The request, for what this sampler samples from. `root`: of the service."""
@@ -126,6 +128,14 @@ class Names:
         if self.samplers.get(name) != sampler:
             await self._write("sampler", name, **asdict(sampler))
             self.samplers[name] = sampler
+
+    async def replace_old(self, stem: str, most: int) -> set[str]:
+        """Of a model's snapshots without a path, whose directories begin with `stem`, keep only the newest. Directories of the others."""
+        unnamed = [(name, s) for name, s in self.samplers.items() if not s.path and s.directory.startswith(stem)]
+        old = unnamed[: max(len(unnamed) - most, 0)]
+        for name, sampler in old:
+            await self.sample(name, replace(sampler, directory="", replaced=True))
+        return {sampler.directory for _, sampler in old}
 
     def has_number(self, queue: str, number: int) -> bool:
         """Whether a next gateway knows that this one may have the request."""

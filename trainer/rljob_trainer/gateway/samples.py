@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.gateway.clients import BusyError
 from rljob_trainer.gateway.completions import Completions, number_of, queue_of
+from rljob_trainer.gateway.policies import ServedPolicies
 from rljob_trainer.gateway.registry import session_of
 from rljob_trainer.gateway.service import GRACE_SECONDS, UnknownError
 from rljob_trainer.machine import most_open_files
@@ -47,8 +48,9 @@ class Listed:
 class SamplingServers:
     """The servers of the current attempt. Those of the last one remain until another driver lists its own, since the servers do."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token
+    def __init__(self, token: str, policies: ServedPolicies | None = None) -> None:
+        """`policies`: where servers get whole models; None: they read adapters."""
+        self._token, self._policies = token, policies
         self._listed = Listed(0, ())
         self._samples: Counter[str] = Counter()
         """By the UID of a pod: samples under way."""
@@ -66,6 +68,8 @@ class SamplingServers:
             self._avoided.clear()
             self._changed.set()
             self._changed = asyncio.Event()
+            if self._policies:
+                self._policies.follow(endpoints)
 
     @property
     def count(self) -> int:
@@ -79,29 +83,53 @@ class SamplingServers:
     async def _sent(self, request: SampleRequest) -> SampleAnswer:
         lost, avoided = 0, dict[str, float]()
         while True:
-            endpoint = await self._free(avoided)
-            listed = self._listed
-            try:
-                return await self._asked(endpoint, listed.attempt, request)
-            except (ReplicaUnreachable, AttemptSuperseded):
-                if listed is self._listed:
-                    self._avoided[endpoint.pod_uid] = time.monotonic() + RETRY_SECONDS
-            except ReplicaLost:  # perhaps of this request: others still go there
-                lost += 1
-                if lost == MOST_SENT:
-                    raise
-                pause = min(RETRY_SECONDS * 2 ** (lost - 1), LONGEST_RETRY_SECONDS)
-                avoided[endpoint.pod_uid] = time.monotonic() + pause
+            async with self._turn(request) as sent:
+                endpoint = await self._free(avoided)
+                if endpoint is None:
+                    continue
+                listed = self._listed
+                try:
+                    return await self._asked(endpoint, listed.attempt, sent)
+                except (ReplicaUnreachable, AttemptSuperseded):
+                    if listed is self._listed:
+                        self._avoided[endpoint.pod_uid] = time.monotonic() + RETRY_SECONDS
+                    self._lost(endpoint)
+                except ReplicaLost:  # perhaps of this request: others still go there
+                    lost += 1
+                    self._lost(endpoint)
+                    if lost == MOST_SENT:
+                        raise
+                    pause = min(RETRY_SECONDS * 2 ** (lost - 1), LONGEST_RETRY_SECONDS)
+                    avoided[endpoint.pod_uid] = time.monotonic() + pause
 
-    async def _free(self, avoided: Mapping[str, float]) -> RolloutEndpoint:
-        """Of the servers that are not avoided, the one with the fewest samples, once there is one. `avoided`: by this request alone."""
+    def _lost(self, endpoint: RolloutEndpoint) -> None:
+        if self._policies:
+            self._policies.lost(endpoint)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, request: SampleRequest) -> AsyncIterator[SampleRequest]:
+        """The request as it is sent, once servers have what it samples from. Raises RequestRefusedError when they cannot have it."""
+        if self._policies is None:
+            yield request
+            return
+        async with self._policies.turn(request.adapter.directory if request.adapter else ""):
+            yield replace(request, adapter=None, policy_step=self._policies.step)
+
+    async def _free(self, avoided: Mapping[str, float]) -> RolloutEndpoint | None:
+        """Of the servers that are not avoided, the one with the fewest samples, once there is one. None: no server has the policy any more.
+
+        `avoided`: by this request alone.
+        """
         while True:
             now, changed = time.monotonic(), self._changed
+            endpoints = [e for e in self._listed.endpoints if not self._policies or self._policies.serving(e)]
+            if self._policies and not endpoints:
+                return None
             until = {
                 endpoint.pod_uid: max(ends.get(endpoint.pod_uid, now) for ends in (avoided, self._avoided))
-                for endpoint in self._listed.endpoints
+                for endpoint in endpoints
             }
-            free = [e for e in self._listed.endpoints if until[e.pod_uid] <= now]
+            free = [e for e in endpoints if until[e.pod_uid] <= now]
             if free:
                 return min(free, key=lambda e: self._samples[e.pod_uid])
             again = min(until.values(), default=None)

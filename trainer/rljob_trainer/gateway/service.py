@@ -22,6 +22,8 @@ from rljob_trainer.wire.service import CreateModel, Work, WorkFailure
 GRACE_SECONDS = 600.0
 """For this long a result can be fetched again."""
 MOST_SESSIONS = 10_000
+KEPT_UNNAMED = 2
+"""Snapshots of a whole model without a path: the newest one, and the one that a client may sample from while it makes that."""
 
 log = logging.getLogger(__name__)
 
@@ -232,6 +234,9 @@ class GatewayService:
             return
         if "/" not in name:
             await self.names.sample(name, Sampler(session.client, directory))
+            if not self.spec.max_rank:  # a whole model each time
+                stem = directory.rpartition("/")[0] + "/"
+                await self._remove_unused(*await self.names.replace_old(stem, KEPT_UNNAMED))
             return
         made = creation(book)
         trained = made.rank, made.mlp, made.attention
@@ -271,8 +276,9 @@ class GatewayService:
 
     @property
     def _read(self) -> set[str]:
-        """By servers."""
-        return self.sampling.directories if self.sampling else set()
+        """By servers, or by ranks that send a policy to them."""
+        sent = {self.files.directory(self.desk.policies.sending)} if self.desk.policies else set()
+        return sent.union(self.sampling.directories if self.sampling else set())
 
     @property
     def _used(self) -> set[str]:

@@ -39,7 +39,7 @@ class PolicyModel:
 
     def __init__(self, spec: RLJobSpec, parallel: ParallelState) -> None:
         self.bridge, self._path = open_bridge(spec), spec.model.path
-        checkpoint = spec.model.megatron_checkpoint
+        self._checkpoint = checkpoint = spec.model.megatron_checkpoint
         self.config: Any = self.bridge.to_megatron_provider(load_weights=checkpoint is None)
         configure(self.config, spec, parallel.layout, spec.model.multi_token_prediction)
         self.modules = provide(self.config, parallel)
@@ -65,6 +65,13 @@ class PolicyModel:
             config = self.bridge.hf_pretrained.config.to_dict()
             lora = settled(spec.model.lora, config)
             self.adapters = Adapters(lora, config, spec.data.seed, self.modules, self._exporter.tasks)
+
+    def reload(self) -> None:
+        """Put back the weights that the model had at first. Collective."""
+        if self._checkpoint is None:
+            self.bridge.load_hf_weights(self.modules)
+        else:
+            load_weights(self._checkpoint, self.modules)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self._exporter.tensors(self.adapters.merged) if self.adapters else self._exporter.tensors()

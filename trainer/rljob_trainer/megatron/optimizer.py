@@ -17,7 +17,7 @@ from rljob_api.spec.train import Optimizer
 from rljob_trainer.algorithm.objective import LOSS, MetricAccumulator, Objective
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.adam import allocate
-from rljob_trainer.megatron.memory import Offloader
+from rljob_trainer.megatron.memory import Offloader, torch_optimizers
 
 MOST_SKIPS = 10
 """Optimizer steps in a row that may be left out. More mean that weights or data are broken, and nothing is learnt any more."""
@@ -101,6 +101,18 @@ class Learner:
             rule = f"{self.skipped} optimizer steps in a row were left out: {reason}"
             fix = "go back with `resume --from-step N` to before the first of them, with a lower learning rate or without the data that cause it"
             raise ConfigurationError(FIELD, "skip", rule, fix)
+
+
+@torch.no_grad()
+def begin_anew(chunks: Sequence[DistributedDataParallel], optimizer: Any) -> None:
+    """Leave an optimizer that has made no step, and no gradients."""
+    zero_gradients(chunks, optimizer)
+    for inner in torch_optimizers(optimizer):
+        for group in inner.param_groups:
+            group.pop("step", None)
+        for state in inner.state.values():
+            for tensor in state.values():
+                tensor.zero_()
 
 
 def zero_gradients(chunks: Sequence[DistributedDataParallel], optimizer: Any) -> None:

@@ -1,5 +1,5 @@
 """The engine of `task: service`: one base model, and a set of adapters for each client, of which one is in the model at a time. It is of the
-largest rank.
+largest rank. Or a model all of whose parameters are trained (whole_model.py).
 
 SPMD, as Engine is: every method is collective over all ranks of the process group.
 
@@ -34,9 +34,10 @@ from rljob_trainer.megatron.compat.adam import allocate
 from rljob_trainer.megatron.lora import Adapters
 from rljob_trainer.megatron.memory import Offloader, torch_optimizers
 from rljob_trainer.megatron.model import PolicyModel, wrap
-from rljob_trainer.megatron.optimizer import build_adam, zero_gradients
+from rljob_trainer.megatron.optimizer import begin_anew, build_adam, zero_gradients
 from rljob_trainer.megatron.provider import MODEL, read_config, work_of
 from rljob_trainer.megatron.step import ModelRanks
+from rljob_trainer.megatron.whole_model import WholeModel
 from rljob_trainer.wire.service import (
     CreateModel,
     ForwardBackward,
@@ -45,6 +46,7 @@ from rljob_trainer.wire.service import (
     RefusedWork,
     WorkResult,
 )
+from rljob_trainer.wire.weights.plan import GatherPhase
 
 ATTENTION = ".self_attention."
 """In megatron's names of a layer's matrices; those of the MLP have another."""
@@ -97,16 +99,9 @@ class ClientSlots:
         if self._resident and self._resident.settings.model not in self._slots:
             self._resident = None
 
-    @torch.no_grad()
     def restart(self) -> None:
         """Give the model in the adapters an optimizer that has made no step, and no gradients."""
-        zero_gradients(self._chunks, self._optimizer)
-        for inner in torch_optimizers(self._optimizer):
-            for group in inner.param_groups:
-                group.pop("step", None)
-            for state in inner.state.values():
-                for tensor in state.values():
-                    tensor.zero_()
+        begin_anew(self._chunks, self._optimizer)
 
     def _slot(self, model: str) -> _Slot:
         if model not in self._slots:
@@ -173,19 +168,23 @@ class ServiceEngine(ModelRanks):
 
     def __init__(self, spec: RLJobSpec, heartbeat: Callable[[], None]) -> None:
         """`heartbeat` is called whenever progress was made. Raises ConfigurationError for models that are unusable or do not fit the layout."""
-        spec = with_adapters(spec)
+        spec = with_adapters(spec) if spec.adapters else spec
         layout = Layout.of(spec, names.ROLE_TRAINER)
         self.layout, self.heartbeat = str(layout), heartbeat
         planner = Planner(spec, layout, work=work_of(spec))
         super().__init__(layout, spec.lifecycle.stall_timeout_seconds, planner)
         self._model = PolicyModel(spec, self._parallel)
-        assert self._model.adapters, "clients train adapters"
         self._chunks = wrap(self._model.modules, self._model.config, spec)
         self._optimizer = build_adam(spec.train.optimizer, self._chunks)
-        self._slots = ClientSlots(self._chunks, self._optimizer, self._model.adapters, spec.service.max_models)
+        self._slots = self._room_for_models(spec.service.max_models)
         self._passes = Accumulation(self._model, self._chunks, self._optimizer, planner, self._parallel, heartbeat)
         self._offloader = Offloader(Offload(), self._model.modules, self._chunks, self._optimizer)
         self.backend = backend.describe(self._model.config, self._optimizer)
+
+    def _room_for_models(self, most: int) -> ClientSlots | WholeModel:
+        if self._model.adapters:
+            return ClientSlots(self._chunks, self._optimizer, self._model.adapters, most)
+        return WholeModel(self._model, self._chunks, self._optimizer)
 
     def create(self, work: CreateModel) -> WorkResult:
         self._slots.create(work)
@@ -208,6 +207,18 @@ class ServiceEngine(ModelRanks):
         exhaust the iterator."""
         settings = self._slots.use(model)
         return LoraSpec(rank=settings.rank, alpha=ALPHA), self._exported(settings)
+
+    def use(self, model: str) -> None:
+        """Export this model from now on, where all parameters are trained."""
+        self._slots.use(model)
+
+    def export_owned(self) -> list[GatherPhase]:
+        """See Engine.export_owned."""
+        return self._model.export_owned()
+
+    def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        """See Engine.hugging_face_config."""
+        return self._model.hugging_face_config(config)
 
     def save(self, model: str, directory: Path) -> Writing:
         """Start to write a client's model, without its gradients, into a new directory that all ranks share; see checkpoint.save."""
@@ -257,5 +268,7 @@ def _identity(settings: CreateModel) -> dict[str, Any]:
 
 
 def _described(identity: dict[str, Any]) -> str:
+    if not identity["rank"]:
+        return "all parameters"
     trained = " and ".join(name for name in ("attention", "mlp") if identity[name])
     return f"rank {identity['rank']}, adapters of {trained}"

@@ -45,6 +45,8 @@ WITHOUT_MULTICAST_ENVIRONMENT = {
 pod has none; by its source 0.32 falls back; not tried."""
 _IMAGES: dict[str, Any] = {"limit-mm-per-prompt": {"video": 0}, "mm-processor-cache-gb": 0}
 """Images arrive preprocessed, and each one only once, so the processor's cache is useless."""
+RAW = {"logprobs-mode": "raw_logprobs"}
+"""Of a service: the ranks measure without temperature, too."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -85,7 +87,7 @@ def server_arguments(spec: RLJobSpec, port: int, part: PodPart | None = None) ->
     if rollout.speculation:
         own |= _guesses(rollout.speculation)
     if spec.task == "service":
-        own |= _of_service(spec.service)
+        own |= RAW | (_of_adapters(spec.service) if spec.adapters else {})
     default = {"disable-uvicorn-access-log": True} | server_defaults(spec) | (_IMAGES if spec.data.image_key else {})
     if spec.trainer.device == "cpu":
         default |= {"enforce-eager": True} | WHOLE_PROMPTS
@@ -109,11 +111,10 @@ def _guesses(speculation: Speculation) -> dict[str, Any]:
     }
 
 
-def _of_service(service: ServiceSpec) -> dict[str, Any]:
-    """Of servers that serve snapshots of clients next to the base model."""
+def _of_adapters(service: ServiceSpec) -> dict[str, Any]:
+    """Of servers that serve snapshots of clients' adapters next to the base model."""
     return {
         "middleware": "rljob_trainer.server.sample.ServiceFront",
-        "logprobs-mode": "raw_logprobs",  # the ranks measure without temperature, too
         "enable-lora": True,
         "max-loras": min(service.max_models, service.max_snapshots),
         "max-cpu-loras": service.max_snapshots,

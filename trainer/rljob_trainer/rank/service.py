@@ -20,6 +20,7 @@ from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron.huggingface import write_adapters
 from rljob_trainer.megatron.service import ServiceEngine
 from rljob_trainer.rank.driver_client import ServiceDriverClient, heartbeat_of
+from rljob_trainer.rank.whole_snapshots import WholeSnapshots
 from rljob_trainer.wire.arrays import raw
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.calls import TaskOutcome
@@ -37,6 +38,7 @@ from rljob_trainer.wire.service import (
     RefusedWork,
     SaveForSampler,
     SaveState,
+    ServePolicy,
     Work,
     WorkFailure,
     WorkResult,
@@ -59,7 +61,8 @@ def run(directory: Path, control: Control) -> TaskOutcome:
     engine = ServiceEngine(spec, heartbeat_of(client))
     if client:
         client.ready(engine.backend)
-    outcome = ServiceRanks(ranks, client, engine, Path(spec.model.path)).until_over()
+    whole = None if spec.adapters else WholeSnapshots(control, ranks, engine, client)
+    outcome = ServiceRanks(ranks, client, engine, Path(spec.model.path), whole).until_over()
     ranks.barrier()
     if client:
         client.end()
@@ -69,9 +72,16 @@ def run(directory: Path, control: Control) -> TaskOutcome:
 class ServiceRanks:
     """What the ranks do with each piece of work. Every method is collective."""
 
-    def __init__(self, ranks: Ranks, client: ServiceDriverClient | None, engine: ServiceEngine, base: Path) -> None:
-        """`base`: directory of the base model."""
-        self._ranks, self._client, self._engine, self._base = ranks, client, engine, base
+    def __init__(
+        self,
+        ranks: Ranks,
+        client: ServiceDriverClient | None,
+        engine: ServiceEngine,
+        base: Path,
+        whole: WholeSnapshots | None,
+    ) -> None:
+        """`base`: directory of the base model; `whole`: None where adapters are trained."""
+        self._ranks, self._client, self._engine, self._base, self._whole = ranks, client, engine, base, whole
 
     def until_over(self) -> TaskOutcome:
         """Do the work that comes until the driver says that the job is over. Returns how it ended."""
@@ -98,15 +108,18 @@ class ServiceRanks:
         try:
             return self._do(work)
         except RefusedWork as error:
-            log.info("refused %s %d of %s: %s", type(work).__name__, work.seq, work.model, error)
+            log.info("refused %s: %s", _named(work), error)
             return WorkFailure(message=str(error))
 
-    def _do(self, work: ModelWork) -> WorkResult:
+    def _do(self, work: ModelWork | ServePolicy) -> WorkResult:
         match work:
+            case ServePolicy():
+                assert self._whole, "servers of adapters read them"
+                return self._whole.serve(work)
             case CreateModel():
                 return self._engine.create(work)
             case ForwardBackward():
-                return self._engine.forward_backward(work)
+                return self._pass(work)
             case OptimStep():
                 return self._engine.optim_step(work)
             case SaveState():
@@ -120,6 +133,12 @@ class ServiceRanks:
             case _:
                 assert_never(work)
 
+    def _pass(self, work: ForwardBackward) -> WorkResult:
+        result = self._engine.forward_backward(work)
+        if self._whole:
+            self._whole.saw(work)
+        return result
+
     def _save(self, work: SaveState, scratch: Path) -> None:
         part = CheckpointPart(_ClientSaving(self._engine, work.model), self._ranks)
         part.begin(work.seq, scratch, alongside=False)
@@ -131,6 +150,9 @@ class ServiceRanks:
         return self._engine.load(work)
 
     def _export(self, work: SaveForSampler, scratch: Path) -> None:
+        if self._whole:
+            self._whole.write(work.model, scratch)
+            return
         settings, tensors = self._engine.adapters(work.model)
         write_adapters(tensors, settings, self._base, scratch)
         if self._client:
@@ -150,6 +172,12 @@ class ServiceRanks:
             sync(scratch, self._engine.heartbeat)
             give_name(scratch, target)
         self._ranks.barrier()
+
+
+def _named(work: ModelWork | ServePolicy) -> str:
+    """A piece of work, for the log."""
+    what = work.path if isinstance(work, ServePolicy) else f"{work.seq} of {work.model}"
+    return f"{type(work).__name__} {what}"
 
 
 class _ClientSaving:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Send
 from rljob_trainer.server.generate import adapters_of, cache_tokens, generate
 from rljob_trainer.server.guard import Guard, error
 from rljob_trainer.server.parser_process import TurnReader
+from rljob_trainer.server.sample import sample
 from rljob_trainer.server.weights.updates import UpdateError, WeightUpdates
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded, Gate, PolicyVersion
@@ -79,6 +80,9 @@ class Front(Guard):
             _let_all_routes_use_adapters(request.app.state)
             if (scope["method"], scope["path"]) == ("POST", protocol.GENERATE):
                 await generate(policy, scope, receive, _tagged(send, policy))
+            elif (scope["method"], scope["path"]) == ("POST", protocol.SAMPLE):
+                samples = await sample(request, policy.step)
+                await samples(scope, receive, send)
             else:
                 await self._app(scope, receive, _tagged(send, policy, self._gate))
 

@@ -1,6 +1,6 @@
-"""The rollout servers of a service: their middleware, and the route that samples (wire/rollout_server.py).
+"""The rollout servers of a service: the route that samples (wire/rollout_server.py), and the middleware of those that serve adapters.
 
-Nothing is published to them: they serve the base model that they loaded, and snapshots of clients, which vLLM reads from the volume when a request
+Nothing is published to these: they serve the base model that they loaded, and snapshots of clients, which vLLM reads from the volume when a request
 names one, next to others and without a pause. vLLM keys what it caches of a prompt by the snapshot's name.
 
 Statuses: 400 invalid request, 401 no token, 409 a higher attempt owns the server (body: `attempt`), 500 the engine failed. When a client
@@ -66,10 +66,12 @@ class ServiceFront(Guard):
         return error(404, f"{request.url.path} is not served")
 
 
-async def sample(request: Request) -> Response:
-    """Answer a SampleRequest."""
+async def sample(request: Request, served: int | None = None) -> Response:
+    """Answer a SampleRequest. `served`: step of the policy that this server has; None: it serves adapters."""
     try:
         asked = SampleRequest.read(await request.json())
+        if asked.policy_step != served:
+            return error(503, f"policy {served} is served here, not {asked.policy_step}")
         answer = await unless_gone(request, _samples(request.app.state.engine_client, asked))
     except ContextTooLongError as problem:
         return JSONResponse({"error": str(problem), "code": CONTEXT_TOO_LONG}, 400)

@@ -32,6 +32,7 @@ from rljob_trainer.wire.service import (
     OptimStep,
     SaveForSampler,
     SaveState,
+    ServePolicy,
     Work,
     WorkFailure,
     WorkResult,
@@ -127,5 +128,5 @@ def _arrays(block: memoryview, described: list[list[Any]]) -> Iterator[Array]:
         raise ValueError(f"{len(block)} bytes follow, where {at} are described")
 
 
-_WORK = _readers(CreateModel, KeepModels, ForwardBackward, OptimStep, SaveState, LoadState, SaveForSampler)
+_WORK = _readers(CreateModel, KeepModels, ForwardBackward, OptimStep, SaveState, LoadState, SaveForSampler, ServePolicy)
 _RESULTS = _readers(WorkResult, WorkFailure)

@@ -170,6 +170,8 @@ class SampleRequest:
     """The same, at the positions of the prompt's last tokens that get their log-probabilities, or at all where none does."""
     adapter: Adapter | None = None
     """None: the base model."""
+    policy_step: int | None = None
+    """Of the policy that the samples are drawn from, on servers that get whole models. None: servers read adapters."""
 
     def body(self) -> dict[str, Any]:
         """The request as JSON."""

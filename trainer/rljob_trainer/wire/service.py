@@ -54,10 +54,11 @@ class _Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateModel(_Work):
-    """Make adapters for a client: A from `seed`, the same in every layout, and B = 0; scaled by 32 / rank, as Tinker's."""
+    """Make adapters for a client: A from `seed`, the same in every layout, and B = 0; scaled by 32 / rank, as Tinker's. Or begin to train all
+    parameters, from those of the base model."""
 
     rank: int
-    """From 1 to spec.service.maxRank."""
+    """From 1 to spec.service.maxRank; 0 where that is 0: all parameters."""
     seed: int
     mlp: bool = True
     attention: bool = True
@@ -122,13 +123,25 @@ class LoadState(_Work):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveForSampler(_Work):
     """Write the adapters into the new directory `path`, in the format of the peft library, with rollout_server.DIGEST, durable once
-    it is there."""
+    it is there. Where all parameters are trained: the model as a Hugging Face directory, from which ServePolicy has servers updated."""
 
     path: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServePolicy:
+    """Have rollout servers serve a whole model by an update of their weights, of which each serves one at a time."""
+
+    path: str
+    """What SaveForSampler wrote, or the directory of the base model."""
+    step: int
+    """What servers call it."""
+    servers: tuple[Mapping[str, str], ...]
+    """RolloutEndpoints as JSON."""
+
+
 ModelWork = CreateModel | ForwardBackward | OptimStep | SaveState | LoadState | SaveForSampler
-Work = ModelWork | KeepModels
+Work = ModelWork | KeepModels | ServePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -139,6 +152,8 @@ class WorkResult:
     """By name and reduction. ForwardBackward: `loss:sum`. OptimStep: `grad_norm:mean`, before clipping."""
     log_probs: tuple[Floats, ...] = ()
     """ForwardBackward: for each datum those of its targets, of their shape, under the model before any of it."""
+    served: tuple[str, ...] = ()
+    """ServePolicy: UIDs of the pods that serve it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

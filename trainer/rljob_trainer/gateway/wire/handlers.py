@@ -13,7 +13,7 @@ from pydantic import Field
 from rljob_trainer.gateway.completions import number_of, queue_named, queue_of
 from rljob_trainer.gateway.registry import SavedModel, sampler_name, session_of
 from rljob_trainer.gateway.samples import Samples
-from rljob_trainer.gateway.service import GatewayService, UnknownError, creation, seed_of
+from rljob_trainer.gateway.service import KEPT_UNNAMED, GatewayService, UnknownError, creation, seed_of
 from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.content import PLAIN, encoding_of
 from rljob_trainer.gateway.wire.requests import (
@@ -31,6 +31,10 @@ from rljob_trainer.wire.service import WorkFailure
 
 TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
 """What lists call them, by the part of a path."""
+REPLACED = (
+    f"this snapshot is not kept any more: of those without a name only the newest {KEPT_UNNAMED} of a model are. Save one with a name to sample "
+    "from it later"
+)
 RouteAnswer = web.Response | dict[str, Any]
 
 
@@ -54,9 +58,8 @@ class ListingRoutes:
 
     async def weights_info(self, client: str, request: web.Request) -> RouteAnswer:
         saved = self._service.named(client, (await read(request, requests.WeightsInfo)).tinker_path)
-        trained = {"train_unembed": False, "train_mlp": saved.mlp, "train_attn": saved.attention}
-        described = {"base_model": self._base, "is_lora": True, "lora_rank": saved.rank}
-        return described | trained | {"optimizer_config": {"type": "adamw"}}
+        trained = {"train_unembed": not saved.rank, "train_mlp": saved.mlp, "train_attn": saved.attention}
+        return {"base_model": self._base, **of_rank(saved.rank)} | trained | {"optimizer_config": {"type": "adamw"}}
 
     async def run(self, client: str, request: web.Request) -> RouteAnswer:
         return self._run(client, request.match_info["run"])
@@ -108,16 +111,21 @@ class ListingRoutes:
     def _run(self, client: str, run: str) -> dict[str, Any]:
         saved = [s for s in self._service.saved_by(client).values() if s.model == run]
         rank = saved[0].rank if saved else creation(self._service.book(client, run)).rank
-        described = {"training_run_id": run, "base_model": self._base, "model_owner": client, "is_lora": True}
+        described = {"training_run_id": run, "base_model": self._base, "model_owner": client}
         session = self._service.names.sessions.get(session_of(run))
         heard = time.time() - (time.monotonic() - session.heard) if session else 0.0
-        return described | {"lora_rank": rank, "last_request_time": _time(max([heard, *(s.time for s in saved)]))}
+        return described | of_rank(rank) | {"last_request_time": _time(max([heard, *(s.time for s in saved)]))}
 
     def _sessions(self, client: str) -> list[str]:
         return [name for name, session in self._service.names.sessions.items() if session.client == client]
 
     def _trained(self, client: str) -> set[str]:
         return {book.line.model for book in self._service.books_of(client)}
+
+
+def of_rank(rank: int) -> dict[str, Any]:
+    """What is trained, as the SDK says it. 0: all parameters."""
+    return {"is_lora": rank > 0, "lora_rank": rank or None}
 
 
 def _saved_path(request: web.Request) -> str:
@@ -175,6 +183,7 @@ class SamplingRoutes:
         name = f"{asked.sampling_session_id}:{asked.seq_id}"
         params = await read_rest(request, requests.SampleParams)
         sampler = self._service.sampler(client, asked.sampling_session_id)  # last: its session may end meanwhile
+        params = WorkFailure(message=REPLACED) if sampler.replaced else params
         seed = seed_of(name)
         generation = (
             params if isinstance(params, WorkFailure) else params.request(asked.num_samples, seed, self._longest)

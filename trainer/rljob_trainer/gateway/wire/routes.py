@@ -18,7 +18,7 @@ from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.bodies import Pass, beginning
 from rljob_trainer.gateway.wire.content import PLAIN, SMALL, received
 from rljob_trainer.gateway.wire.downloads import Downloads
-from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes
+from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes, of_rank
 from rljob_trainer.gateway.wire.requests import (
     EXTERNAL_WEIGHTS,
     POLL_SECONDS,
@@ -40,7 +40,11 @@ FLAGS = {"proto_compress_fwdbwd": True, "sample_use_retrieve_futures": True}
 once, in place of holding a connection for each."""
 NOTICE = "adapters of the output layer are not served, since servers could not score prompts with them: train_unembed is taken as false"
 """What the SDK logs when a session begins, since it asks for these unless a script says otherwise."""
-ADAPTERS_ALONE = "lora_config is missing: clients train adapters. A job of task sft or rl trains all parameters"
+ADAPTERS_ALONE = (
+    "lora_config.rank must be from 1 to {} (spec.service.maxRank): a service where that is 0 trains all parameters"
+)
+"""To a model without lora_config, or of rank 0, by which the SDK can ask for it, too."""
+ALL_ALONE = "this service trains all parameters (spec.service.maxRank is 0), so it has no adapters: create the model with rank 0"
 LATER_FLAGS = {"sample_cancel_enabled": True}
 """Those that clients ask for again and again: say so when nobody waits for a sample any more."""
 
@@ -142,7 +146,8 @@ class Routes:
         return {"supported_models": [model | {"trainable": True, "sampleable": True}]}
 
     async def _create_session(self, client: str, request: web.Request) -> RouteAnswer:
-        return {"session_id": await self._service.open_session(client), "info_message": NOTICE}
+        notice = {"info_message": NOTICE} if self._spec.max_rank else {}
+        return {"session_id": await self._service.open_session(client)} | notice
 
     async def _heartbeat(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.OfSession)
@@ -161,19 +166,10 @@ class Routes:
         model, lora = f"{asked.session_id}:train:{asked.model_seq_id}", asked.lora_config
         if asked.base_model != self._base:
             return bodies.refused(400, f"this service trains {self._base}, not {asked.base_model}")
-        if lora is None:
-            return bodies.refused(400, ADAPTERS_ALONE)
-        if not 0 < lora.rank <= self._spec.max_rank:
-            return bodies.refused(
-                400, f"lora_config.rank must be from 1 to {self._spec.max_rank} (spec.service.maxRank)"
-            )
-        seed = seed_of(model) if lora.seed is None else lora.seed % 2**31
-        await self._service.create(
-            client,
-            work.CreateModel(
-                model=model, seq=0, rank=lora.rank, seed=seed, mlp=lora.train_mlp, attention=lora.train_attn
-            ),
-        )
+        why = _unfit(lora.rank if lora else 0, self._spec.max_rank)
+        if why:
+            return bodies.refused(400, why)
+        await self._service.create(client, _creation(model, lora))
         return _future(model, 0)
 
     async def _load_weights(self, client: str, request: web.Request) -> RouteAnswer:
@@ -192,7 +188,7 @@ class Routes:
     async def _info(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.OfModel)
         made = creation(self._service.book(client, asked.model_id))
-        described = {"model_id": asked.model_id, "is_lora": True, "lora_rank": made.rank, "model_name": self._base}
+        described = {"model_id": asked.model_id, **of_rank(made.rank), "model_name": self._base}
         data = {"arch": "", "model_name": self._base, "tokenizer_id": self._base}
         return described | {"type": "get_info", "model_data": data, "optimizer_config": {"type": "adamw"}}
 
@@ -296,6 +292,21 @@ class Routes:
         if entry.saves:
             names = {"path" if "/" in entry.saves else "sampling_session_id": entry.saves}
         return bodies.of_request(entry.kind, result, names)
+
+
+def _unfit(rank: int, most: int) -> str | None:
+    """Why no model of this rank is trained here. `most`: spec.service.maxRank."""
+    if not most:
+        return ALL_ALONE if rank else None
+    return None if 0 < rank <= most else ADAPTERS_ALONE.format(most)
+
+
+def _creation(model: str, lora: requests.LoraConfig | None) -> work.CreateModel:
+    if lora is None or not lora.rank:
+        return work.CreateModel(model=model, seq=0, rank=0, seed=0)
+    seed = seed_of(model) if lora.seed is None else lora.seed % 2**31
+    trained = {"mlp": lora.train_mlp, "attention": lora.train_attn}
+    return work.CreateModel(model=model, seq=0, rank=lora.rank, seed=seed, **trained)
 
 
 def _too_large(size: int) -> str:

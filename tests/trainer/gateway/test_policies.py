@@ -1,0 +1,196 @@
+"""Which policy servers have, where all parameters are trained, and whose turn it is to sample."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_api.spec.service import ServiceSpec
+from rljob_trainer.gateway import policies
+from rljob_trainer.gateway.policies import ServedPolicies
+from rljob_trainer.gateway.registry import SavedModel
+from rljob_trainer.gateway.service import GatewayService
+from rljob_trainer.wire.rollout_client import RequestRefusedError
+
+SERVERS = [RolloutEndpoint(pod=f"r-{i}", pod_uid=f"u{i}", url=f"http://r-{i}") for i in range(3)]
+
+
+class Service:
+    """Servers, ranks that update them, and samples that last as long as the test says."""
+
+    def __init__(self, servers: Sequence[RolloutEndpoint] = SERVERS[:1]) -> None:
+        self.policies = ServedPolicies("base", lambda: None)
+        self.have = dict[str, str]()
+        """By the UID of a pod: what it has in truth."""
+        self.updates = list[str]()
+        self.running, self.done = set[str](), list[str]()
+        self._ends = dict[str, asyncio.Event]()
+        self._tasks = dict[str, asyncio.Task[None]]()
+        self.policies.follow(list(servers))
+
+    async def ask(self, name: str, snapshot: str) -> None:
+        self._ends[name] = asyncio.Event()
+        self._tasks[name] = asyncio.create_task(self._sample(name, snapshot))
+        await settle()
+
+    async def _sample(self, name: str, snapshot: str) -> None:
+        async with self.policies.turn(snapshot):
+            serving = [s for s in SERVERS if self.policies.serving(s)]
+            assert serving and {self.have[s.pod_uid] for s in serving} == {snapshot or "base"}
+            self.running.add(name)
+            try:
+                await self._ends[name].wait()
+            finally:
+                self.running.discard(name)
+        self.done.append(name)
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await settle()
+
+    async def cancel(self, name: str) -> None:
+        self._tasks[name].cancel()
+        await settle()
+
+    async def result(self, name: str) -> None:
+        await self._tasks[name]
+
+    async def update(self, failing: Sequence[str] = ()) -> bool:
+        """What the ranks do next. False: nothing. `failing`: servers that cannot be updated."""
+        work = self.policies.next_update()
+        if work is None:
+            return False
+        pods = [server["podUid"] for server in work.servers if server["podUid"] not in failing]
+        self.have |= dict.fromkeys(pods, work.path)
+        self.updates.append(work.path)
+        self.policies.served(work, pods)
+        await settle()
+        return True
+
+
+async def settle() -> None:
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+async def test_samples_of_one_policy_run_together_and_the_next_policy_waits_for_them_and_comes_once() -> None:
+    service = Service()
+    for name, snapshot in (("a", "one"), ("b", "one"), ("c", "two"), ("d", "one"), ("e", "two")):
+        await service.ask(name, snapshot)
+    assert not service.running and await service.update()
+    assert service.running == {"a", "b"} and not await service.update()
+    await service.end("a")
+    assert not await service.update(), "b still samples"
+    await service.end("b")
+    assert await service.update() and service.running == {"c"}
+    for name in "cde":
+        await service.end(name)
+        await service.update()
+    assert service.done == list("abcde") and service.updates == ["one", "two", "one", "two"]
+
+
+async def test_a_server_that_comes_later_gets_the_current_policy_while_others_sample() -> None:
+    service = Service()
+    await service.ask("a", "")
+    await service.update()
+    service.policies.follow(SERVERS[:2])
+    assert await service.update() and service.running == {"a"}
+    assert service.have == {"u0": "base", "u1": "base"} and service.policies.serving(SERVERS[1])
+
+
+async def test_a_server_that_cannot_be_updated_is_tried_again_after_a_while_and_gets_no_samples_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service = Service(SERVERS[:2])
+    await service.ask("a", "one")
+    assert await service.update(failing=["u1"]) and service.running == {"a"}
+    assert not service.policies.serving(SERVERS[1]) and not await service.update()
+    monkeypatch.setattr(policies, "PAUSE_SECONDS", 0.0)
+    await service.ask("b", "two")
+    await service.end("a")
+    assert await service.update(failing=["u0", "u1"]) and not service.running
+    assert await service.update() and service.running == {"b"}
+
+
+async def test_a_server_that_is_lost_is_updated_before_it_gets_samples_again() -> None:
+    service = Service()
+    await service.ask("a", "one")
+    await service.update()
+    service.policies.lost(SERVERS[0])
+    await service.ask("b", "one")
+    assert not service.policies.serving(SERVERS[0]) and "b" not in service.running
+    assert await service.update() and service.running == {"a", "b"}, "a hangs with what was lost, and is not waited for"
+    await service.ask("c", "two")
+    await service.end("a")
+    assert not await service.update()
+    await service.end("b")
+    assert await service.update() and service.running == {"c"}
+
+
+async def test_samples_of_a_policy_that_servers_cannot_have_fail_alone() -> None:
+    service = Service()
+    for name, snapshot in (("a", "gone"), ("b", "one"), ("c", "gone")):
+        await service.ask(name, snapshot)
+    service.policies.refuse("gone", "it was deleted")
+    for name in "ac":
+        with pytest.raises(RequestRefusedError, match="it was deleted"):
+            await service.result(name)
+    await settle()
+    assert await service.update() and service.running == {"b"}
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_every_sample_has_its_own_policy_and_none_waits_for_ever_whatever_happens(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample asserts itself what servers have when its turn comes."""
+    monkeypatch.setattr(policies, "PAUSE_SECONDS", 0.0)
+    draw, service, asked, cancelled = random.Random(seed), Service(), list[str](), set[str]()
+    for _ in range(200):
+        match draw.randrange(8):
+            case 0 | 1:
+                asked.append(f"{len(asked)}")
+                await service.ask(asked[-1], draw.choice(["", "one", "two"]))
+            case 2 | 3:
+                await service.update(failing=draw.sample([s.pod_uid for s in SERVERS], draw.randrange(2)))
+            case 4 if service.running:
+                await service.end(draw.choice(sorted(service.running)))
+            case 5 if asked:
+                name = draw.choice(asked)
+                cancelled |= {name} - set(service.done)
+                await service.cancel(name)
+            case 6:
+                service.policies.follow(draw.sample(SERVERS, draw.randrange(4)))
+            case 7:
+                draw.choice([service.policies.begin, lambda: service.policies.lost(draw.choice(SERVERS))])()
+        await settle()
+    service.policies.follow(SERVERS)
+    for _ in range(2 * len(asked)):
+        for name in sorted(service.running):
+            await service.end(name)
+        await service.update()
+    assert set(service.done) == set(asked) - cancelled
+
+
+async def test_a_snapshot_that_ranks_send_to_servers_is_deleted_after_that(tmp_path: Path) -> None:
+    gateway = GatewayService(ServiceSpec(max_rank=0, max_models=1), tmp_path)
+    gateway.desk.policies = sent = ServedPolicies("/models/base", lambda: None)
+    snapshot = tmp_path / "snapshots/m/1"
+    snapshot.mkdir(parents=True)
+    saved = SavedModel("m", "ann", "snapshots/m/1", 0.0, 0, True, True, None)
+    await gateway.names.save("tinker://m/sampler_weights/x", saved)
+    sent.follow(SERVERS)
+    sample = asyncio.create_task(sent.turn(str(snapshot)).__aenter__())
+    await settle()
+    update = sent.next_update()
+    assert update and update.path == str(snapshot)
+    await gateway.delete("ann", "tinker://m/sampler_weights/x")
+    await gateway.sweep()
+    assert snapshot.is_dir()
+    sent.served(update, ["u0"])
+    await sample
+    await gateway.sweep()
+    assert not snapshot.exists()

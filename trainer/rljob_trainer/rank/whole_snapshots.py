@@ -1,0 +1,131 @@
+"""Snapshots of a service that trains all parameters: directories in Hugging Face's format, from which servers get a whole model as they get the
+policies of other tasks (rank/weights).
+
+What is served comes from the files alone, so that any snapshot can be served at any time, by an attempt that did not train it, and to a new server.
+A snapshot says what its tensors were when the model was trained (digest), and what the ranks computed for a few sequences of the last pass, which
+each server has to compute, too (probe).
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from rljob_api import names
+from rljob_api.protocol import Control, RolloutEndpoint
+from rljob_trainer.checkpoint.files import write_json
+from rljob_trainer.megatron.huggingface import write_hugging_face
+from rljob_trainer.megatron.service import ServiceEngine
+from rljob_trainer.model_files import weight_files
+from rljob_trainer.rank.driver_client import ServiceDriverClient
+from rljob_trainer.rank.weights.publisher import Published, Publisher
+from rljob_trainer.rank.weights.senders import Senders
+from rljob_trainer.wire.collective import Ranks
+from rljob_trainer.wire.parity import PROBE_SEQUENCES, PROBE_TOKENS, Probe, arithmetic_of
+from rljob_trainer.wire.service import Datum, ForwardBackward, RefusedWork, ServePolicy, WorkResult
+from rljob_trainer.wire.weights.plan import GatherPhase
+from rljob_trainer.wire.weights.transport import transport_of
+
+POLICY = "policy.json"
+"""In a snapshot's directory: `digest`, and the sequences and log-probabilities of the probe."""
+
+
+def senders_of(control: Control, ranks: Ranks, client: ServiceDriverClient | None) -> Senders:
+    """The ranks' end of weight updates."""
+    token, transport = os.environ[names.ENV_ROLLOUT_TOKEN], transport_of(control.spec, os.environ[names.ENV_POD_IP])
+    awaits = client.awaiting if client else None
+    return Senders(
+        ranks, lambda: Publisher(control.attempt, token, transport, awaits), client.heartbeat if client else _nothing
+    )
+
+
+class WholeSnapshots:
+    """Every method is collective."""
+
+    def __init__(self, control: Control, ranks: Ranks, engine: ServiceEngine, client: ServiceDriverClient | None):
+        self._ranks, self._engine = ranks, engine
+        self._base, self._arithmetic = Path(control.spec.model.path), arithmetic_of(control.spec)
+        self._senders = senders_of(control, ranks, client)
+        self._recent: Sequence[Sequence[int]] = ()
+        """Beginnings of a few sequences of the last pass."""
+
+    def saw(self, work: ForwardBackward) -> None:
+        """The ranks have done a pass."""
+        beginnings = (datum.tokens[:PROBE_TOKENS].tolist() for datum in work.data[:PROBE_SEQUENCES])
+        self._recent = [tokens for tokens in beginnings if len(tokens) > 1]
+
+    def write(self, model: str, scratch: Path) -> None:
+        """Write the model into a new directory."""
+        self._engine.use(model)
+        write_hugging_face(self._engine, self._base, scratch)
+        exported = self._senders.publish(0, self._engine.export_owned(), [], None, _nothing)
+        log_probs = self._measured(model)
+        if self._ranks.is_first and exported:
+            probe = {"sequences": self._recent, "log_probs": log_probs}
+            write_json(scratch / POLICY, {"digest": exported.version.digest} | probe)
+
+    def serve(self, work: ServePolicy) -> WorkResult:
+        """Have servers serve what is in a directory. Raises RefusedWork when it is gone, or its tensors are not those that were saved, and
+        MismatchError when a server that has it computes other log-probabilities."""
+        directory = Path(work.path)
+        if not self._ranks.all((directory / "config.json").is_file()):
+            raise RefusedWork(f"{directory} holds no model: it was deleted")
+        saved = self._ranks.broadcast(self._saved(directory) if self._ranks.is_first else None)
+        servers = [RolloutEndpoint.model_validate(server) for server in work.servers]
+        tensors = self._tensors(directory) if self._ranks.is_first else iter(())
+        phases = [GatherPhase(tensors, self._ranks.is_first)]
+        published = self._senders.publish(work.step, phases, servers, self._probe(saved), _nothing)
+        served = self._ranks.broadcast(_served(published, servers, saved) if published else None)
+        if served is None:
+            raise RefusedWork(f"the snapshot {directory} is damaged: its tensors are not what was saved. Save it again")
+        return WorkResult(served=tuple(served))
+
+    def _measured(self, model: str) -> list[list[float]]:
+        """The ranks' log-probabilities of all tokens but the first of each recent sequence."""
+        if not self._recent:
+            return []
+        data = tuple(_following(tokens) for tokens in self._recent)
+        work = ForwardBackward(model=model, seq=0, data=data, loss="cross_entropy", forward_only=True)
+        return [values.tolist() for values in self._engine.forward_backward(work).log_probs]
+
+    def _saved(self, directory: Path) -> dict[str, Any]:
+        """Of the base model nothing is known: servers have read it from the same files."""
+        file = directory / POLICY
+        return dict(json.loads(file.read_text())) if file.is_file() else {}
+
+    def _probe(self, saved: dict[str, Any]) -> Probe | None:
+        if not saved.get("sequences"):
+            return None
+        sequences, log_probs = (tuple(map(tuple, saved[key])) for key in ("sequences", "log_probs"))
+        return Probe(sequences, log_probs, self._arithmetic)
+
+    def _tensors(self, directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+        for file in weight_files(directory):
+            with safe_open(file, "pt") as shard:
+                for name in shard.keys():  # noqa: SIM118 it is no dict
+                    self._engine.heartbeat()
+                    yield name, shard.get_tensor(name)
+
+
+def _served(published: Published, servers: Sequence[RolloutEndpoint], saved: dict[str, Any]) -> list[str] | None:
+    """UIDs of the pods that serve it. None: it is not what was saved."""
+    digest = published.version.digest
+    if saved.get("digest", digest) != digest:
+        return None
+    return [server.pod_uid for server in servers if server.pod in published.ok]
+
+
+def _following(tokens: Sequence[int]) -> Datum:
+    """A datum whose targets are the next tokens."""
+    ids = np.asarray(tokens, np.int32)
+    weights = {"weights": np.ones(len(ids) - 1, np.float32)}
+    return Datum(ids[:-1], ids[1:].astype(np.int64), weights)
+
+
+def _nothing() -> None:
+    pass
