@@ -243,7 +243,7 @@ class Plan:
             *fitting.of_trainer(self.phases(), self.device, partial(remedy, spec, shape, self.device.bytes)),
             *fitting.of_gangs(spec, gangs, self.device),
             *fitting.of_servers(spec, self._caches(), self.device),
-            *(fitting.short_cache(spec, cache) if cache and not self._uncertain_room() else ()),
+            *(fitting.short_cache(spec, cache) if cache and not self.uncertain_room() else ()),
             *trainers,
             *rollouts,
         ]
@@ -252,7 +252,7 @@ class Plan:
         """What may not fit, while nothing is known not to."""
         if self.spec is None or not self.device or self._counted() is None or self.misfits():
             return []
-        cache, why = self.cache(), self._uncertain_room()
+        cache, why = self.cache(), self.uncertain_room()
         return [
             *fitting.doubts(self.spec, self.phases(), self._caches(), self.device),
             *(fitting.doubtful_cache(self.spec, cache, why) if cache else ()),
@@ -274,7 +274,8 @@ class Plan:
             for key, what in not_counted(fitting.arguments(self.spec, role)).items()
         }
 
-    def _uncertain_room(self) -> str:
+    def uncertain_room(self) -> str:
+        """Why rollout servers may have room for more tokens than are counted; empty: they have not."""
         return fitting.uncertain_room(self.spec, self.model) if self.spec and self.model else ""
 
     def _caches(self) -> dict[str, float]:

@@ -228,15 +228,13 @@ def test_a_server_that_may_have_room_for_more_than_is_counted_may_not_fit(
     given: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert plan("--gpu", "h100", "--set", BYTES % f", {given}") == 0
-    last = capsys.readouterr().out.rpartition("\n\n")[2]
+    page = capsys.readouterr().out
+    assert "  may not: a sample of 10,240 tokens\n" in page and "  no: " not in page
+    last = page.rpartition("\n\n")[2]
     where = (
-        "in servers of spec.rollout, whose cache has room for 5,425 of the 10,240 tokens of a sample, counted without "
+        "in servers of spec.rollout, whose cache has room for 5,425 of the 10,240 tokens of a sample, counted without"
     )
-    assert (
-        last.startswith("Valid, and by the estimate it may not fit ")
-        and where in last
-        and given.partition(":")[0] in last
-    )
+    assert last.startswith(f"Valid, and by the estimate it may not fit {where} ") and given.partition(":")[0] in last
 
 
 @pytest.mark.parametrize("window", [4096, None])

@@ -85,8 +85,8 @@ def cache(memory: CacheMemory, device: Gpu | None) -> str:
     return f"KV cache of a server: at most {gib.text(memory.there)} GiB per GPU, {memory.tokens:,.0f} tokens; {wanted}"
 
 
-def ways(of_servers: ServerWays, spec: RLJobSpec) -> str:
-    """A table of them, with what is left out of it."""
+def ways(of_servers: ServerWays, spec: RLJobSpec, uncertain: str) -> str:
+    """A table of them, with what is left out of it. `uncertain`: why there may be more room; empty: there is not."""
     pods = f"{plural(spec.rollout.nodes, 'pod')} x {spec.rollout.processes_per_pod} GPUs"
     header = (f"WAYS OF A SERVER: {pods}", "WEIGHTS, GIB", "CACHE, GIB", "TOKENS", "GB OUT OF A POD, PER STEP", "FITS")
     rows = [
@@ -96,7 +96,7 @@ def ways(of_servers: ServerWays, spec: RLJobSpec) -> str:
             _cell(max(0.0, way.cached)),
             f"{way.tokens:,.0f}",
             f"{way.sent / GB:,.1f}" if way.sent else "-",
-            _fits(way),
+            _fits(way, "may not" if uncertain else "no"),
         )
         for way in of_servers.accepted
     ]
@@ -105,10 +105,10 @@ def ways(of_servers: ServerWays, spec: RLJobSpec) -> str:
     return "\n".join([table(header, rows), *(["Not shown:", *left] if left else [])])
 
 
-def _fits(way: ServerWay) -> str:
+def _fits(way: ServerWay, no: str) -> str:
     if way.fits:
         return "yes"
-    return "no: its weights" if way.cached <= 0 else f"no: a sample of {way.longest:,} tokens"
+    return f"{no}: its weights" if way.cached <= 0 else f"{no}: a sample of {way.longest:,} tokens"
 
 
 def not_counted(arguments: Mapping[str, str]) -> str:

@@ -67,7 +67,7 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
         if cache := plan.cache():
             blocks += [estimates.cache(cache, plan.device)]
         if ways := plan.ways():
-            blocks += [estimates.ways(ways, plan.spec)]
+            blocks += [estimates.ways(ways, plan.spec, plan.uncertain_room())]
         if uncounted := plan.not_counted():
             blocks += [estimates.not_counted(uncounted)]
         if arriving := plan.arrival():
