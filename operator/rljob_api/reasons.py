@@ -4,9 +4,13 @@
 SPEC_ACCEPTED = "SpecAccepted"  # the spec breaks no rule
 INVALID_SPEC = "InvalidSpec"  # the spec breaks a rule; the message has all of them
 SPEC_POSTPONED = "SpecPostponed"  # event: a spec that changed during an attempt takes effect with the next one
-CHILD_CONFLICT = "ChildConflict"  # an object with a child's name exists and is not this job's; it is left alone
-CHILD_REFUSED = "ChildRefused"  # the API server refuses a child of the job; the message has the field and the rule
+CHILD_CONFLICT = (
+    "ChildConflict"  # an object with a child's name exists and is not this job's; it is left alone; also the event
+)
+CHILD_REFUSED = "ChildRefused"  # the API server refuses a child of the job, or what is done to a pod; the message has field and rule; also the event
+UNWRITTEN = (CHILD_CONFLICT, CHILD_REFUSED)
 
+STATUS_REFUSED = "StatusRefused"  # event: the API server refuses the job's status, so that the job stays as it is
 FOREIGN_STATUS = "ForeignStatus"  # event: somebody else writes the status, for example a second installation that serves the same namespace
 
 # What a job waits for

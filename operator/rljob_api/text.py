@@ -23,11 +23,15 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 def plain(text: str) -> str:
     """The text without control characters. Line ends are kept."""
+    if text.isprintable():  # most are, and each report has many
+        return text
     return _CONTROLS.sub("", _SEQUENCES.sub("", text.replace("\r\n", "\n")))
 
 
 def one_line(text: str) -> str:
     """The text without control characters, with a space in place of each run of white space that contains a line end or a tab."""
+    if text.isprintable():
+        return text.strip()
     return re.sub(r"(?<! ) *[\n\t][ \n\t]*", " ", plain(text)).strip()
 
 

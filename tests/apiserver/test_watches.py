@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import urllib.error
 from functools import partial
 from pathlib import Path
 
@@ -79,7 +80,7 @@ async def test_a_watch_that_ends_at_once_is_not_begun_again_without_a_pause(plan
         assert faults.watches - before <= 3 * kinds * (time.monotonic() - began)
 
 
-async def test_the_crd_may_be_installed_after_the_operator(tmp_path: Path) -> None:
+async def test_the_crd_may_be_installed_after_the_operator_and_be_deleted_and_installed_again(tmp_path: Path) -> None:
     if not available():
         pytest.skip("etcd and kube-apiserver are not built: `make cluster-up` builds them")
     with ControlPlane(tmp_path / "plane") as bare:
@@ -92,11 +93,31 @@ async def test_the_crd_may_be_installed_after_the_operator(tmp_path: Path) -> No
             bare.install_crd()
             await api.create(job_object("demo", raw_spec(), "late"))
             await until(lambda: "state" in status(bare))
+            bare.call("DELETE", CRD)
+            await until(lambda: operator.tells("404: "))
+            await asyncio.sleep(5.0)
+            assert operator.log.read_text().count("404: ") < 5 * (len(SERVED) + 5), "a busy loop"
+            await until(lambda: not is_served(bare))
+            bare.install_crd()
+            await api.create(job_object("demo", raw_spec(), "late"))
+            await until(lambda: "state" in status(bare))
             operator.keep_alive()
             assert operator.deaths == 0
         finally:
             operator.kill()
             await api.close()
+
+
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.rljob.dev"
+
+
+def is_served(plane: ControlPlane) -> bool:
+    try:
+        plane.call("GET", CRD)
+    except urllib.error.HTTPError as error:
+        assert error.code == 404, error.read()
+        return False
+    return True
 
 
 def status(plane: ControlPlane) -> dict[str, object]:

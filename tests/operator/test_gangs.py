@@ -229,4 +229,4 @@ def test_a_refused_child_names_the_field_of_its_gang() -> None:
         ("judge", "spec.pools[judge]"),
     ):
         child = {"kind": "StatefulSet", "metadata": {"name": f"demo-{role}", "labels": {names.LABEL_ROLE: role}}}
-        assert f"{field}.template.image: is bad" in refusal(child, error).message
+        assert f"{field}.template.image: is bad" in refusal("write", child, error).message

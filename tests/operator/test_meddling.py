@@ -10,8 +10,9 @@ from rljob_api.status import JobStatus
 from rljob_operator.kube.api import Object
 from rljob_operator.policies.decide import decide
 from rljob_operator.render.channel import control_message
+from simulator.controllers import owner_of
 from simulator.makers import make_job
-from simulator.objects import job_object
+from simulator.objects import job_object, node_object
 from simulator.site import NAMESPACE
 from simulator.world import World
 
@@ -26,6 +27,31 @@ def scale_to_none(world: World) -> None:
 
 def scale_to_many(world: World) -> None:
     world.cluster.edit("StatefulSet", NAMESPACE, "demo-trainer")["spec"]["replicas"] = 7
+
+
+def orphan_the_pods(world: World) -> None:
+    """`kubectl delete statefulset --cascade=orphan`"""
+    old = world.cluster.objects["StatefulSet", NAMESPACE, "demo-trainer"]
+    for pod in world.cluster.pods(NAMESPACE):
+        if owner_of(pod) == old["metadata"]["uid"]:
+            del world.cluster.edit("Pod", NAMESPACE, pod["metadata"]["name"])["metadata"]["ownerReferences"]
+    world.cluster.remove(old)
+
+
+def delete_the_set(world: World) -> None:
+    world.cluster.remove(world.cluster.objects["StatefulSet", NAMESPACE, "demo-trainer"])
+
+
+def make_all_immutable(world: World) -> None:
+    for kind, namespace, name in list(world.cluster.objects):
+        if kind in ("ConfigMap", "Secret") and namespace == NAMESPACE:
+            world.cluster.edit(kind, namespace, name)["immutable"] = True
+
+
+def replace_the_node(world: World) -> None:
+    """Its object, by one of the same name, as a node does that registers anew."""
+    world.cluster.remove(world.cluster.objects["Node", None, "node-1"])
+    world.cluster.put(node_object(True))
 
 
 def change_the_template(world: World) -> None:
@@ -90,6 +116,10 @@ def shut_the_node_off(world: World) -> None:
 MEDDLING: tuple[Meddle, ...] = (
     scale_to_none,
     scale_to_many,
+    orphan_the_pods,
+    delete_the_set,
+    make_all_immutable,
+    replace_the_node,
     change_the_template,
     empty_the_role,
     wipe_the_status,
@@ -123,6 +153,38 @@ async def test_whatever_hands_do_to_its_objects_a_job_ends_well(meddle: Meddle) 
     await ended(world)
     assert world.status.restarts.counted == 0
     assert world.status.lost_steps <= world.save_every * world.status.restarts.total
+
+
+@pytest.mark.parametrize("meddle", [orphan_the_pods, replace_the_node], ids=lambda meddle: meddle.__name__)
+async def test_an_attempt_survives_what_leaves_its_pods_alone(meddle: Meddle) -> None:
+    world = World(steps=40)
+    world.apply()
+    await world.until(state="Running", step=9)
+    before = {pod["metadata"]["uid"] for pod in world.cluster.pods(NAMESPACE)}
+    meddle(world)
+    await ended(world)
+    assert world.status.attempt and world.status.attempt.number == 1
+    assert {pod["metadata"]["uid"] for pod in world.cluster.pods(NAMESPACE)} <= before
+
+
+@pytest.mark.parametrize("backend", ["builtin", "none"])
+@pytest.mark.parametrize("turns", [1, 5, 60])
+async def test_a_node_whose_object_is_away_for_a_while_is_used_again(turns: int, backend: str) -> None:
+    """Without it, its pods are deleted by force, since nothing runs them as far as the cluster knows; and none is placed there."""
+    world = World(steps=40)
+    world.apply(scheduling={"backend": backend})
+    await world.until(state="Running", step=9)
+    world.cluster.remove(world.cluster.objects["Node", None, "node-1"])
+    for _ in range(turns):
+        await world.turn()
+    writes = len(world.cluster.writes)
+    for _ in range(30 if turns == 60 else 0):
+        await world.turn()
+    assert len(world.cluster.writes) - writes <= 5, "a loop"
+    world.cluster.put(node_object(True))
+    await ended(world)
+    assert (world.status.restarts.counted, world.status.nodes) == (0, world.status.nodes)
+    assert world.status.attempt and world.status.attempt.number <= 2
 
 
 async def test_attempts_are_numbered_on_when_the_status_is_lost() -> None:

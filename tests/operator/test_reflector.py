@@ -161,8 +161,9 @@ async def test_a_watch_that_fails_is_begun_again_without_a_list(code: int) -> No
         await found.until({"b"}, ["list", "10", "10", "11"])
 
 
-async def test_what_may_not_be_watched_is_listed_again_when_it_may() -> None:
-    async with case(403, pods=(pod("a", 9),)) as found:
+@pytest.mark.parametrize("code", [403, 404])
+async def test_what_may_not_be_watched_is_listed_again_when_it_may(code: int) -> None:
+    async with case(code, pods=(pod("a", 9),)) as found:
         await found.until({"a"}, ["list", "10", "list", "10"])
 
 

@@ -9,7 +9,7 @@ import pytest
 from yarl import URL
 
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.kube.api import ApiError, Key, Listing, path, scope_of
+from rljob_operator.kube.api import ApiError, Key, Listing, NotFound, path, scope_of
 from rljob_operator.watch import events
 from rljob_operator.watch.events import EVERYWHERE, REFLECTED, SERVED, Relist
 from simulator.cluster import FakeCluster
@@ -26,11 +26,15 @@ class Refusing(FakeCluster):
         super().__init__()
         self.lists: list[tuple[str, str | None]] = []
         self.broken: set[tuple[str, str | None]] = set()
+        self.unknown: set[str] = set()
+        """Kinds without a CRD."""
         self.meanwhile: dict[str, Callable[[], None]] = {}
         """What happens, by kind, while the next list of it is on its way."""
 
     async def listing(self, kind: str, namespace: str | None, selector: str = "") -> Listing:
         self.lists.append((kind, namespace))
+        if kind in self.unknown:
+            raise NotFound(404, "404 page not found")
         if (kind, namespace) in self.broken:
             raise ApiError(500, "broken")
         found = await super().listing(kind, namespace, selector)
@@ -106,6 +110,32 @@ async def test_everything_counts_as_listed_until_it_begins_anew() -> None:
         assert not found.is_complete() and found.relist.listed, "a namespace that can be read again is listed meanwhile"
         found.relist.begin()
         assert not found.relist.listed
+
+
+async def test_jobs_are_gone_with_their_crd_and_known_again_when_it_is_back() -> None:
+    """The watch may have been down when it was deleted, with all of its objects. Jobs that stayed in the cache would get children for ever, which
+    the garbage collector deletes as often."""
+    async with case() as found:
+        await found.kopf_lists_all()
+        found.cluster.unknown.add("RLJob")
+        found.woken.clear()
+        with pytest.raises(NotFound):
+            await found.relist.list_after_jobs("RLJob", None)
+        assert len(found.cache.jobs) == 0 and found.woken == {JOB, OTHER}
+        found.cluster.unknown.clear()
+        await found.relist.list_after_jobs("RLJob", None)
+        assert found.cache.jobs.get(JOB), "also if it is the same one: a proxy may have answered 404"
+        assert found.relist.serves("research")
+
+
+async def test_pods_are_listed_while_the_crd_of_jobs_is_gone() -> None:
+    """What they take of nodes is true without any job."""
+    async with case() as found:
+        await found.kopf_lists_all()
+        found.cluster.unknown.add("RLJob")
+        found.cluster.lists.clear()
+        await found.relist.list_after_jobs("Pod", None)
+        assert found.cluster.lists == [("RLJob", None), ("Pod", None)]
 
 
 async def test_what_a_list_after_kopfs_lacks_is_gone() -> None:

@@ -1,7 +1,7 @@
 """An API server in memory, strict about what the operator relies on: uids, resourceVersions, owners, labels, canonical pods."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from rljob_operator.kube.api import OUTLASTING, AlreadyExists, ApiError, Conflict, Listing, NotFound, Object, kind_of
@@ -29,6 +29,8 @@ class FakeCluster:
         """Seconds that a creation takes, by kind."""
         self.full: set[str] = set()
         """Nodes onto which the scheduler puts nobody."""
+        self.refuses: Callable[[str, Object], ApiError | None] = lambda verb, obj: None
+        """What a quota, a webhook or a namespace that ends says of a write of the operator, by verb and object; None: nothing."""
         self.version = 0
         self.removed: list[Object] = []
         """As their deletions show them."""
@@ -68,6 +70,7 @@ class FakeCluster:
     async def create(self, obj: Object) -> Object:
         self._asked()
         await asyncio.sleep(self.delays.get(obj["kind"], 0.0))
+        self._admit("create", obj)
         if obj["kind"] == "RoleBinding":
             self._find("Role", obj["metadata"]["namespace"], obj["roleRef"]["name"])
         created = self.put(obj)
@@ -77,11 +80,13 @@ class FakeCluster:
 
     async def replace(self, obj: Object, subresource: str = "") -> Object:
         live = self._guarded(obj)
+        self._admit("replace", obj)
         live[subresource or "spec"] = copied(obj[subresource or "spec"])
         return self._changed("replace", live)
 
     async def apply(self, obj: Object, live: Object) -> Object:
         stored = self._guarded(obj | {"metadata": obj["metadata"] | _guard(live)})
+        self._admit("apply", obj, stored)
         uid = stored["metadata"]["uid"]
         prune(stored, self._applied.get(uid, {}), obj)
         merge(stored, obj)
@@ -91,6 +96,7 @@ class FakeCluster:
 
     async def merge(self, obj: Object, live: Object) -> Object:
         stored = self._guarded(obj | {"metadata": obj["metadata"] | _guard(live)})
+        self._admit("merge", obj, stored)
         merge(stored, obj)
         return self._changed("merge", stored)
 
@@ -98,6 +104,7 @@ class FakeCluster:
         """JSON patches of `test`, `add`, `replace` and `remove`."""
         self._asked()
         stored = self._find(kind, namespace, name)
+        self._admit("patch", stored)
         for operation in operations:
             operate(stored, operation)
         return self._changed("patch", stored)
@@ -107,12 +114,20 @@ class FakeCluster:
         live = self._find(kind, namespace, name)
         if live["metadata"]["uid"] != uid:
             raise Conflict(409, "uid mismatch")
+        self._admit("delete", live)
         if kind in ("Pod", *OUTLASTING) and not force:
             live["metadata"].setdefault("deletionTimestamp", "2026-01-01T00:00:00Z")
             self.touch(live)
         else:
             self.remove(live)
         self._written("delete", live)
+
+    def _admit(self, verb: str, obj: Object, stored: Object | None = None) -> None:
+        """Raises ApiError for what is refused. `stored`: what the write would change."""
+        if stored and stored.get("immutable") and "data" in obj and obj["data"] != stored.get("data"):
+            raise ApiError(422, "data: Forbidden: field is immutable when `immutable` is set")
+        if refusal := self.refuses(verb, obj):
+            raise refusal
 
     def _guarded(self, obj: Object) -> Object:
         """The stored object, if it is the one that was seen."""

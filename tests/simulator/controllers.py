@@ -25,6 +25,7 @@ def sync_stateful_sets(cluster: FakeCluster) -> None:
         if kind != "StatefulSet" or namespace is None:
             continue
         size = sts["spec"]["replicas"]
+        _adopt(cluster, sts, owned)
         for ordinal in range(size):
             pod = cluster.objects.get(("Pod", namespace, f"{name}-{ordinal}"))
             if pod and pod.get("status", {}).get("phase") == "Failed" and not pod["metadata"].get("finalizers"):
@@ -37,9 +38,25 @@ def sync_stateful_sets(cluster: FakeCluster) -> None:
     _schedule(cluster)
 
 
-def _start_pod(cluster: FakeCluster, sts: Object, ordinal: int) -> None:
+def _owner(sts: Object) -> Object:
     owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}
-    owner |= {key: sts["metadata"][key] for key in ("name", "uid")}
+    return owner | {key: sts["metadata"][key] for key in ("name", "uid")}
+
+
+def _adopt(cluster: FakeCluster, sts: Object, owned: dict[str, list[Object]]) -> None:
+    """Pods of its selector and names that have no controller, such as those of a set that was deleted with `--cascade=orphan`. `owned`: pods by
+    controller."""
+    wanted = sts["spec"]["selector"]["matchLabels"].items()
+    named = {f"{sts['metadata']['name']}-{ordinal}" for ordinal in range(sts["spec"]["replicas"])}
+    for pod in owned.get("", ()):
+        if pod["metadata"]["name"] in named and wanted <= pod["metadata"].get("labels", {}).items():
+            cluster.touch(pod)
+            pod["metadata"]["ownerReferences"] = [_owner(sts)]
+            owned.setdefault(sts["metadata"]["uid"], []).append(pod)
+
+
+def _start_pod(cluster: FakeCluster, sts: Object, ordinal: int) -> None:
+    owner = _owner(sts)
     meta = {
         "name": f"{owner['name']}-{ordinal}",
         "namespace": sts["metadata"]["namespace"],

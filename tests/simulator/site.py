@@ -7,7 +7,8 @@ from random import Random
 from rljob_api import names
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.cache.cluster import CAPACITY, ClusterCache
-from rljob_operator.kube.api import Conflict, Key, NotFound
+from rljob_operator.kube.api import ApiError, Conflict, Key, NotFound
+from rljob_operator.reconcile.queue import FIRST_RETRY
 from rljob_operator.reconcile.reconciler import Reconciler
 from rljob_operator.watch.events import EventHandlers
 from simulator.cluster import Crash, FakeCluster
@@ -76,6 +77,8 @@ class Site:
             return
         except (Conflict, NotFound):
             after = 0.0  # as the queue does: another pass
+        except ApiError:
+            after = FIRST_RETRY
         if after is not None:
             self.enqueue(key, after)
 

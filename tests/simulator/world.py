@@ -303,7 +303,7 @@ class World(Site):
                 continue
             stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, names.report(launcher.pod)))
             data = {names.REPORT_KEY: launcher.report()}
-            if stored is not None and stored.get("data") != data:
+            if stored is not None and stored.get("data") != data and not stored.get("immutable"):
                 self.cluster.edit("ConfigMap", NAMESPACE, names.report(launcher.pod))["data"] = data
 
 

@@ -163,6 +163,16 @@ class Cache[T]:
                 changed |= self.delete(key)
         return changed
 
+    def unlist(self, namespace: str | None) -> set[Key]:
+        """Drops all objects of `namespace` (None: of all), since the API server does not know their kind. They may come back in the same
+        version, if it was a proxy that said so."""
+        self._listed.pop(namespace, None)
+        changed = set[Key]()
+        for key in [key for key in self._objects if namespace is None or key[0] == namespace]:
+            changed |= _groups(self._forget(key))
+            self._follow(key, None)
+        return changed
+
     def clear(self) -> None:
         """Forgets all objects, and what is known to be gone: a list comes first after it."""
         for key in list(self._objects):

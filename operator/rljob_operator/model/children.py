@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rljob_api import names, quantity, reasons
 from rljob_api.status import RLJobMeta
@@ -67,12 +67,25 @@ def _covers_keys(live: Mapping[str, Any], wanted: Mapping[str, Any], inner: str)
     return True
 
 
+Verb = Literal["write", "ungate", "delete"]
+MOST_NAMED, MOST_CAUSES = 3, 5
+"""Objects that are named as refused for one cause, and causes that are told."""
+ENDING = re.compile(r"namespace (\S+) (because it )?is being terminated")
+"""What the API server says of a new object in a namespace that is being deleted."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChildProblem:
-    """Why a child could not be written. `reason`: of the condition Admitted."""
+    """Why a child could not be written, or a pod not be let go or deleted."""
 
     reason: str
+    """Of the condition Admitted."""
     message: str
+    verb: Verb = "write"
+    refused: str = ""
+    """The object that the API server refuses, as a message names it; empty: something else is wrong."""
+    cause: str = ""
+    """Why it refuses it."""
 
 
 def conflict(child: Object, why: str) -> ChildProblem:
@@ -81,14 +94,41 @@ def conflict(child: Object, why: str) -> ChildProblem:
     return ChildProblem(reasons.CHILD_CONFLICT, f"{child['kind']} {name} exists and {why}; delete it or rename the job")
 
 
-def refusal(child: Object, error: ApiError) -> ChildProblem:
-    """The problem of a child that the API server refuses, with the fields of the job's spec where they are known."""
+def refusal(verb: Verb, obj: Object, error: ApiError) -> ChildProblem:
+    """The problem of an object that the API server refuses, with the fields of the job's spec where they are known."""
     said = "; ".join(
-        f"{_field(child, field)}: {text}" if field else text for field, text in error.causes or (("", str(error)),)
+        f"{_field(obj, field)}: {text}" if field else text for field, text in error.causes or (("", str(error)),)
     )
-    return ChildProblem(
-        reasons.CHILD_REFUSED, f"the API server refuses {child['kind']} {child['metadata']['name']}: {said}"
-    )
+    name = f"{obj['kind']} {obj['metadata']['name']}"
+    return refused(verb, f"the deletion of {name}" if verb == "delete" else name, _cause(obj, said))
+
+
+def refused(verb: Verb, what: str, cause: str) -> ChildProblem:
+    return ChildProblem(reasons.CHILD_REFUSED, _sentence([what], cause), verb, what, cause)
+
+
+def _cause(obj: Object, said: str) -> str:
+    """What the API server says, without the object's name, which differs where the cause is the same."""
+    if ending := ENDING.search(said):
+        return f"namespace {ending[1]} is being deleted, and the job with it; create it in another namespace"
+    return re.sub(rf'^\S+ "{re.escape(obj["metadata"]["name"])}" is forbidden: ', "", said)
+
+
+def sentences(problems: Iterable[ChildProblem]) -> list[str]:
+    """One for each cause."""
+    others, by_cause = list[str](), dict[str, list[str]]()
+    for problem in problems:
+        if problem.refused:
+            by_cause.setdefault(problem.cause, []).append(problem.refused)
+        else:
+            others.append(problem.message)
+    said = [*others, *(_sentence(names, cause) for cause, names in by_cause.items())]
+    return said[:MOST_CAUSES] + ["and more"] * (len(said) > MOST_CAUSES)
+
+
+def _sentence(refused: list[str], cause: str) -> str:
+    more = f" and {len(refused) - MOST_NAMED} more" if len(refused) > MOST_NAMED else ""
+    return f"the API server refuses {', '.join(refused[:MOST_NAMED])}{more}: {cause}"
 
 
 def _field(child: Object, field: str) -> str:

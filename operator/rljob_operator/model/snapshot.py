@@ -112,7 +112,8 @@ class Snapshot:
     children: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     """Live objects with this job's label, by kind and name."""
     conflicts: tuple[ChildProblem, ...] = ()
-    """Children that could not be written: their names belong to others, or the API server refuses them."""
+    """Children that could not be written: their names belong to others, or the API server refuses them. And pods of which it refuses release or
+    deletion."""
     uncreated: Mapping[str, str] = field(default_factory=dict)
     """Why pods have been missing for some time, by role, as far as that is known."""
     heartbeat_age: float | None = None
@@ -221,6 +222,21 @@ class Snapshot:
         there = (pod for pod in self.of(names.ROLE_GATEWAY) if pod.lost_since is None and not pod.deleting)
         reports = (report for pod in there if (report := self.report(pod)) and report.state == "running")
         return next((report.service for report in reports), None)
+
+    @cached_property
+    def lacks_children(self) -> bool:
+        """Whether a child could not be written: no pod may start, since it would find somebody else's object, or none, in place of ours."""
+        return any(problem.verb == "write" for problem in self.conflicts)
+
+    @cached_property
+    def hindrances(self) -> tuple[ChildProblem, ...]:
+        """What is refused and keeps pods from starting."""
+        return tuple(problem for problem in self.conflicts if problem.verb != "delete")
+
+    @cached_property
+    def lacks_pods(self) -> bool:
+        """Whether the job could not use nodes: its pods may not start, or its gang is refused by a quota, for example."""
+        return self.lacks_children or bool(self.uncreated and not is_open(self.status.attempt))
 
     def absence(self, role: str) -> str:
         """That a pod of the role does not exist, and why, as far as that is known: the end of a sentence."""

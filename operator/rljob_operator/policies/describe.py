@@ -1,6 +1,8 @@
 """The part of the status that describes the rest, for people and tools. status.conditions follow the conventions of the Kubernetes API: all are
 set from the first reconcile on, with the generation that they refer to."""
 
+from collections.abc import Iterator
+
 from rljob_api import names, reasons
 from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
@@ -17,10 +19,11 @@ from rljob_api.status import (
 from rljob_api.status_parts import ServerStatus
 from rljob_api.text import one_line, plain
 from rljob_operator.cache.pods import Pod
+from rljob_operator.model.children import sentences
 from rljob_operator.model.ordinals import is_unfit, sizes, target
 from rljob_operator.model.scheduling import excluded
 from rljob_operator.model.snapshot import Snapshot, is_open
-from rljob_operator.policies.change import Change, set_
+from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.lifecycle import service_status
 from rljob_operator.policies.message import message, pod_problem, state
 from rljob_operator.policies.nodes import leaves_later, needed, why
@@ -72,6 +75,13 @@ def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
 def _condition(s: Snapshot, kind: ConditionType, given: ConditionValue, old: Condition | None) -> Condition:
     value, reason, message = given
     status = STATUSES[value]
+    if old and (old.status, old.reason, old.message, old.observed_generation) == (
+        status,
+        reason,
+        message,
+        s.job.generation,
+    ):
+        return old
     since = old.last_transition_time if old and old.status == status else stamp(s.now)
     return Condition(
         type=kind,
@@ -87,7 +97,7 @@ def _admitted(s: Snapshot) -> ConditionValue:
     if s.violations:
         return False, reasons.INVALID_SPEC, f"rules that are broken: {len(s.violations)}; see status.message"
     if s.conflicts:
-        return False, s.conflicts[0].reason, "; ".join(p.message for p in s.conflicts)
+        return False, s.conflicts[0].reason, "; ".join(sentences(s.conflicts))
     return True, reasons.SPEC_ACCEPTED, ""
 
 
@@ -195,7 +205,15 @@ def describe(s: Snapshot, status: JobStatus) -> Change:
     status = set_(status, observed_generation=s.job.generation, **_roles(s, status))
     new_state = state(s, status)
     status = set_(status, state=new_state, message=message(s, status))
-    return Change(set_(status, conditions=conditions(s, status, new_state)))
+    described = set_(status, conditions=conditions(s, status, new_state))
+    return Change(described, tuple(_refusals(status, described)))
+
+
+def _refusals(before: JobStatus, after: JobStatus) -> Iterator[Event]:
+    """An event for what cannot be written, whenever the condition says something new of it."""
+    known = {c.message for c in before.conditions if c.type == "Admitted"}
+    news = (c for c in after.conditions if c.type == "Admitted" and c.message not in known)
+    return (Event("Warning", c.reason, c.message) for c in news if c.reason in reasons.UNWRITTEN)
 
 
 def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:

@@ -16,6 +16,7 @@ from rljob_api.status import JobStatus, SuspendOverride
 from rljob_api.status_parts import ServiceStatus
 from rljob_api.text import http_url
 from rljob_api.type_errors import first_problem
+from rljob_operator.model.children import sentences
 from rljob_operator.model.ordinals import gateway_pod
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, Event, give_command, just_ended, set_
@@ -147,7 +148,7 @@ def enforce_pending_deadline(s: Snapshot, status: JobStatus) -> Change:
     if s.now < until:
         return Change(status, due=(until,))
     unplaced = status.placement.problem if status.placement else ""
-    refused = [p.message for p in s.conflicts]
+    refused = sentences(s.conflicts)
     why = unplaced or "; ".join((refused or list(opening_problems(s, status)))[:3])
     message = f"not all trainer pods started within pendingDeadlineSeconds ({limit} s): {why}"
     return _fail(set_(status, pending_since=""), reasons.PENDING_DEADLINE_EXCEEDED, message)

@@ -11,6 +11,7 @@ from rljob_api.status import Attempt, JobStatus, LastFailure, State
 from rljob_api.status_parts import PlacementStatus
 from rljob_api.text import one_line, plain
 from rljob_operator.cache.pods import Pod
+from rljob_operator.model.children import sentences
 from rljob_operator.model.snapshot import Snapshot, is_open, sized
 from rljob_operator.policies.causes import Cause, MemberStatus, member_statuses, on_node
 from rljob_operator.policies.change import Change, Event
@@ -99,8 +100,9 @@ LONGEST = 4096
 
 
 def message(s: Snapshot, status: JobStatus) -> str:
-    sentences = (_message(s, status), stuck_pods(status.stuck_pods))
-    return plain("; ".join(text for text in sentences if text))[:LONGEST]
+    unwritten = sentences(s.conflicts) if not status.outcome and is_open(status.attempt) else []
+    said = (_message(s, status), *unwritten, stuck_pods(status.stuck_pods))
+    return plain("; ".join(text for text in said if text))[:LONGEST]
 
 
 def _message(s: Snapshot, status: JobStatus) -> str:
@@ -114,7 +116,7 @@ def _message(s: Snapshot, status: JobStatus) -> str:
     if s.violations:
         return lines(s.violations)
     if s.conflicts:
-        return "; ".join(one_line(p.message) for p in s.conflicts)
+        return "; ".join(one_line(text) for text in sentences(s.conflicts))
     if status.suspended and not status.wants_suspend(s.spec_suspend):
         return f"resumes {resume_point(status)} when its former pods are gone"
     if status.suspended and status.asleep:

@@ -54,8 +54,13 @@ def next_target(s: Snapshot, status: JobStatus) -> Target | None:
 
 
 def may_open(s: Snapshot, status: JobStatus) -> bool:
+    return awaits_attempt(s, status) and not s.lacks_children
+
+
+def awaits_attempt(s: Snapshot, status: JobStatus) -> bool:
+    """Whether the job wants its next attempt."""
     finished = status.outcome or status.suspended or status.is_leaving
-    return s.spec is not None and not s.conflicts and not finished and not is_open(status.attempt)
+    return s.spec is not None and not finished and not is_open(status.attempt)
 
 
 def opening_problems(s: Snapshot, status: JobStatus) -> Iterator[str]:

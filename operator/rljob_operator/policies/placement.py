@@ -152,6 +152,8 @@ def _assigned(s: Snapshot, before: PlacementStatus, wanted: PodNames) -> tuple[P
     result, excluded = s.scheduling, before.excluded
     if result is None:
         known = set[str]().union(*wanted.values())
+        if s.lacks_pods:  # what is not on its node yet would keep it from others
+            known &= {pod.name for pod in s.pods if pod.node and not pod.deleting}
         kept = [x for x in before.assignments if x.pod in known]
         settled = {
             "assignments": kept,

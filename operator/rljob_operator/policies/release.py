@@ -2,7 +2,8 @@
 
 A gang is stranded if some of its pods hold nodes, others have none, and so no attempt can run. Its nodes are given back after strandedSeconds. The
 job keeps its place in the queue, which follows from its priority and age. A scheduler that starts whole gangs brings the pods that replace the
-released ones onto nodes when all of them fit. Others would bring some of them back at once, so the job has no pods for another strandedSeconds.
+released ones onto nodes when all of them fit. Others would bring some of them back at once, so the job has no pods for another strandedSeconds. This
+holds with any scheduler if the API server refuses what an attempt needs.
 
 To a job of higher priority it gives them as if it were suspended: it finishes the step, saves and releases its pods. Then it waits for nodes as
 others do, behind its gates, and continues where it was. Nobody's `suspend` is touched. Who has to leave is decided by the scheduling cycle
@@ -17,17 +18,18 @@ from rljob_api import names, reasons
 from rljob_api.status import JobStatus
 from rljob_api.status_parts import Preemption
 from rljob_operator.cache.pods import Pod
+from rljob_operator.model.children import sentences
 from rljob_operator.model.ordinals import frees_its_node, is_held, target
 from rljob_operator.model.snapshot import Snapshot, Target, is_open
 from rljob_operator.policies.change import Change, Event, drained, set_
-from rljob_operator.policies.opening import may_open
+from rljob_operator.policies.opening import awaits_attempt
 from rljob_operator.schedulers.builtin.request import required_names, wanted_names
 from rljob_operator.times import is_ahead, is_past, seconds, stamp
 
 
 def release_stranded(s: Snapshot, status: JobStatus) -> Change:
     limit, until = s.lifecycle.stranded_seconds, seconds(status.released_until)
-    if is_ahead(until, limit, s.now) and may_open(s, status):
+    if is_ahead(until, limit, s.now) and awaits_attempt(s, status):
         return Change(status, due=(until,))
     status = set_(status, released_until="") if status.released_until else status
     why = _lacking(s, status)
@@ -51,7 +53,7 @@ def _give_back(s: Snapshot, status: JobStatus, why: str) -> Change:
     status = set_(status, stranded_since="")
     if status.placement:
         status = set_(status, placement=status.placement.model_copy(update={"assignments": []}))
-    if spec and not spec.scheduling.facts.starts_whole_gangs:
+    if spec and (s.hindrances or not spec.scheduling.facts.starts_whole_gangs):
         status = set_(status, released_until=stamp(s.now + s.lifecycle.stranded_seconds))
     return Change(status, (event,), (s.now,), delete=pods)
 
@@ -63,8 +65,10 @@ def _count(pods: tuple[Pod, ...]) -> str:
 def _lacking(s: Snapshot, status: JobStatus) -> str:
     """Which pods lack nodes, if that keeps an attempt from running while others hold theirs; empty: that is not so."""
     current = target(s, status)
-    if current is None or not (may_open(s, status) or _awaits_servers(s, status)) or not _holding(s):
+    if current is None or not (awaits_attempt(s, status) or _awaits_servers(s, status)) or not _holding(s):
         return ""
+    if s.hindrances and not is_open(status.attempt):
+        return "; ".join(sentences(s.hindrances))
     return status.placement.problem if status.placement else _without_node(s, current)
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from rljob_api import reasons
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.kube.api import Api, Key, Object
-from rljob_operator.model.children import ChildProblem
+from rljob_operator.kube.api import Api, ApiError, Key, Object
+from rljob_operator.model.children import REFUSALS, ChildProblem
 from rljob_operator.model.observer import Observer, ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.decide import Decision, Event, decide
@@ -23,8 +23,6 @@ from rljob_operator.schedulers.builtin.scheduler import GangScheduler
 
 log = logging.getLogger(__name__)
 
-CONFLICT_RETRY = 10.0
-"""Seconds until a child that could not be written is tried again."""
 DISPLAY_SPACING, DISPLAY_SHARE = 5.0, 0.01
 """For a status in which only counts and sentences have changed, which happens often, since pods become ready one by one: the seconds between two
 writes, at least, and the share of the time that such writes may take. The longer the API server takes for one, the rarer they are."""
@@ -93,9 +91,10 @@ class Reconciler:
             postponed = None if has_intent else await self._write_status(key, job.object, s, decision)
             await self._events.record(s.job, decision.events, s.now)
         self._state.conflicts[key] = conflicts
+        retry = self._writer.due(s, conflicts)
         if conflicts != s.conflicts:
             return 0.0
-        waits = [decision.requeue_after, CONFLICT_RETRY if conflicts else None, postponed, again]
+        waits = [decision.requeue_after, retry, postponed, again]
         waits.append(self._observer.due(key, s.now))
         return min((t for t in waits if t is not None), default=None)
 
@@ -104,19 +103,17 @@ class Reconciler:
         return await self._scheduler.offer()
 
     async def _act(self, s: Snapshot, decision: Decision) -> tuple[ChildProblem, ...]:
-        """Writes what follows from the decided status. Returns the children that could not be written."""
-        namespace = s.job.namespace
+        """Writes what follows from the decided status. Returns what could not be written."""
         wanted = render(s, decision.status)
-        conflicts = await self._writer.children(s, wanted)
+        problems = await self._writer.children(s, wanted)
+        ungate = () if problems else decision.ungate
         if wanted:  # without a valid spec nobody knows
             await self._writer.delete(unneeded(s, wanted))
-        await self._writer.delete_pods(namespace, decision.delete)
-        await self._writer.delete_pods(namespace, decision.force, force=True)
+        problems += tuple(await self._writer.delete_pods(s, decision.delete))
+        problems += tuple(await self._writer.delete_pods(s, decision.force, force=True))
         if decision.status.cleaned_up:
             await self._writer.delete_children(s)
-        if not conflicts:
-            await self._writer.ungate(namespace, decision.ungate, s.now)
-        return conflicts
+        return problems + tuple(await self._writer.ungate(s, ungate))
 
     async def _write_status(self, key: Key, job: Object, s: Snapshot, decision: Decision) -> float | None:
         """Writes the status if it has changed. Returns the seconds by which the write is postponed; None: it is not."""
@@ -130,6 +127,11 @@ class Reconciler:
             await self._writer.status(job, decision.status)
         except ForeignStatus:
             await self._events.record(s.job, (FOREIGN,), s.now)
+            raise
+        except ApiError as error:
+            if error.code in REFUSALS:  # only an event can say so
+                said = f"the API server refuses the job's status: {error}"
+                await self._events.record(s.job, (Event("Warning", reasons.STATUS_REFUSED, said),), s.now)
             raise
         spacing = max(DISPLAY_SPACING, (self._clock() - began) / DISPLAY_SHARE)
         self._state.display[key] = s.now + min(spacing, self._longest_spacing)

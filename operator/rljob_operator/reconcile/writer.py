@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 from rljob_api import names, reasons
@@ -12,15 +13,17 @@ from rljob_operator.cache.cluster import SANDBOX_KINDS, UNWATCHED, ClusterCache
 from rljob_operator.cache.pods import Pod
 from rljob_operator.cache.reports import control_text
 from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, Key, NotFound, Object, kind_of
-from rljob_operator.model.children import REFUSALS, ChildProblem, conflict, controls, covers, refusal
+from rljob_operator.model.children import ChildProblem, conflict, controls, covers, refusal, refused
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Ungate
+from rljob_operator.reconcile.refusals import Refusals, Write
 from rljob_operator.schedulers.base import is_gated, operations
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 16
 """Children and pods that are written concurrently."""
+IMMUTABLE = "an admission policy makes it immutable, so that neither operator nor pods can write it; exempt objects with the label {}"
 FIRST = ("ServiceAccount", "Role", "Secret")
 """Kinds that are written before others. A pod needs its account, and a binding its Role. The Secret is not looked for: once pods exist, it counts as
 existing (see render/)."""
@@ -36,6 +39,7 @@ class Writer:
 
     def __init__(self, api: Api, cache: ClusterCache) -> None:
         self._api, self._cache = api, cache
+        self._refusals = Refusals()
         self._unanswered: dict[Key, JobStatus] = {}
         """Statuses whose writes have failed, and may have been done nevertheless."""
 
@@ -57,32 +61,41 @@ class Writer:
     def forget(self, job: Key) -> None:
         """Drops what is known of a job that was deleted."""
         self._unanswered.pop(job, None)
+        self._refusals.forget(job)
+
+    def due(self, s: Snapshot, problems: Collection[ChildProblem]) -> float | None:
+        """Seconds until the first of what this pass could not do is tried again; None: it could do everything."""
+        return self._refusals.due((s.job.namespace, s.job.name), problems, s.now)
+
+    async def _attempt(
+        self, s: Snapshot, write: Write, send: Callable[[], Awaitable[ChildProblem | None]]
+    ) -> ChildProblem | None:
+        return await self._refusals.attempt((s.job.namespace, s.job.name), write, s.now, send)
 
     async def children(self, s: Snapshot, wanted: list[Object]) -> tuple[ChildProblem, ...]:
         """Creates what is missing, corrects what is ours, and leaves alone what is not. Returns the children that could not be written.
 
-        After such a problem no pod starts, since it would find somebody else's object in place of ours: StatefulSets whose pods are not gated are
-        written last (see `waves`), and the reconciler ungates no pod.
+        After such a problem no pod starts, since it would find somebody else's object in place of ours: what makes pods stays as it is, StatefulSets
+        whose pods are not gated are written last (see `waves`), and the reconciler ungates no pod. All else is written, so that the job still gets
+        its commands and lets its pods go.
         """
         missing = [child for child in wanted if not self._is_current(s, child)]
+        problems = list[ChildProblem]()
         for wave in waves(missing):
-            problems = await together([self._child(s, child) for child in wave])
-            if any(problems):
-                return tuple(problem for problem in problems if problem)
-        return ()
+            writable = [child for child in wave if not (problems and _adds_pods(s, child))]
+            problems += filter(None, await together([self._child(s, child) for child in writable]))
+        return tuple(problems)
 
     def _is_current(self, s: Snapshot, child: Object) -> bool:
         live = _seen(s, child)
-        return live is not None and controls(s.job, live) and covers(live, child)
+        return live is not None and controls(s.job, live) and covers(live, child) and not _is_frozen(live)
 
     async def _child(self, s: Snapshot, child: Object) -> ChildProblem | None:
-        try:
-            return await self._write_child(s, child)
-        except ApiError as error:
-            if error.code not in REFUSALS:
-                raise
-            log.warning("%s/%s: %s", s.job.namespace, s.job.name, error)
-            return refusal(child, error)
+        live = _seen(s, child)
+        sent = None if child["kind"] == "Secret" else child  # a new one has another value each time
+        over = None if live is None or _is_frozen(live) else live["metadata"]["resourceVersion"]
+        write = Write("write", child, (sent, over))
+        return await self._attempt(s, write, partial(self._write_child, s, child))
 
     async def _write_child(self, s: Snapshot, child: Object) -> ChildProblem | None:
         live = _seen(s, child)
@@ -93,12 +106,20 @@ class Writer:
             return await self._create(s, child)
         if not controls(s.job, live):
             return conflict(child, "is not controlled by this job")
+        if _is_frozen(live):
+            await self._delete(*_name(live), live["metadata"]["uid"])
+            self._cache.delete(kind_of(live), (s.job.namespace, live["metadata"]["name"]))
+            return await self._create(s, child)
         await self._correct(s, child, live)
         return None
 
     async def _create(self, s: Snapshot, child: Object) -> ChildProblem | None:
         try:
-            self._put(await self._api.create(child), s)
+            created = await self._api.create(child)
+            self._put(created, s)
+            if _is_frozen(created):
+                label = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+                return refused("write", f"{child['kind']} {child['metadata']['name']}", IMMUTABLE.format(label))
         except AlreadyExists:
             if child["kind"] == "Secret":  # its name carries our uid, and we may not look
                 return None
@@ -106,9 +127,9 @@ class Writer:
             if live is None or (controls(s.job, live) and job_of(live) == job_of(child)):
                 raise
             return conflict(child, "has not this job's labels")
-        except NotFound:
+        except NotFound as error:  # what it refers to is missing, or the kind
             if kind_of(child) not in UNWATCHED:
-                raise
+                return refusal("write", child, error)
             unknown = f"the cluster does not know the kind {child['kind']} ({child['apiVersion']}), which spec.scheduling.backend needs"
             return ChildProblem(reasons.CHILD_CONFLICT, unknown)
         return None
@@ -145,14 +166,17 @@ class Writer:
         if obj["kind"] != "Secret":
             self._cache.put(obj, s.messages.get(control_text(obj)) if s else None)
 
-    async def delete_pods(self, namespace: str, pods: tuple[Pod, ...], *, force: bool = False) -> None:
+    async def delete_pods(self, s: Snapshot, pods: Iterable[Pod], *, force: bool = False) -> list[ChildProblem]:
         """So that others take their places: of one that a SandboxClaim has, the claim is deleted. `force`: without waiting for the kubelet, after
-        which the claim gets another pod."""
+        which the claim gets another pod. Returns why some are not."""
+        namespace, problems = s.job.namespace, list[ChildProblem | None]()
         for pod in pods:
             if pod.claim and not force:
                 await self._delete_claim(namespace, pod.claim)
             else:
-                await self._delete("Pod", namespace, pod.name, pod.uid, force=force)
+                send = partial(self._delete, "Pod", namespace, pod.name, pod.uid, force=force)
+                problems.append(await self._attempt(s, Write("delete", _pod(pod), (pod.uid, force)), send))
+        return [problem for problem in problems if problem]
 
     async def _delete_claim(self, namespace: str, name: str) -> None:
         known = self._cache.children["SandboxClaim"].get((namespace, name))
@@ -181,8 +205,14 @@ class Writer:
         if kind in UNWATCHED:
             self._cache.delete(kind, (namespace, name))
 
-    async def ungate(self, namespace: str, ungate: tuple[Ungate, ...], now: float) -> None:
-        await together([self._ungate(namespace, one, now) for one in ungate])
+    async def ungate(self, s: Snapshot, ungate: Iterable[Ungate]) -> list[ChildProblem]:
+        """Returns why some pods are not let go."""
+        sends = [(one, partial(self._ungate, s.job.namespace, one, s.now)) for one in ungate]
+        work = [
+            self._attempt(s, Write("ungate", _pod(one.pod), (one.pod.uid, one.node, one.head)), send)
+            for one, send in sends
+        ]
+        return [problem for problem in await together(work) if problem]
 
     async def _ungate(self, namespace: str, ungate: Ungate, now: float) -> None:
         """Patches a pod once: the API server refuses the patch if the pod was ungated already, or is gone."""
@@ -202,6 +232,23 @@ def waves(children: list[Object]) -> list[list[Object]]:
     last = [child for child in children if _makes_pods_at_once(child)]
     rest = [child for child in children if child not in first and child not in last]
     return [first, sorted(rest, key=lambda child: child["kind"] != "StatefulSet"), last]
+
+
+def _adds_pods(s: Snapshot, child: Object) -> bool:
+    """Whether more pods may follow from the child than there are."""
+    if child["kind"] != "StatefulSet":
+        return child["kind"] in SANDBOX_KINDS
+    live = _seen(s, child)
+    return bool(child["spec"]["replicas"] > (live["spec"]["replicas"] if live else 0))
+
+
+def _is_frozen(live: Object) -> bool:
+    """Whether nobody can write the ConfigMap any more."""
+    return live["kind"] == "ConfigMap" and live.get("immutable") is True
+
+
+def _pod(pod: Pod) -> Object:
+    return {"kind": "Pod", "metadata": {"name": pod.name}}
 
 
 def _makes_pods_at_once(child: Object) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -17,7 +18,7 @@ import aiohttp
 from rljob_api import names
 from rljob_operator.cache.cache import job_of, key_of
 from rljob_operator.cache.cluster import CAPACITY, CHILD_KINDS, SANDBOX_KINDS, ClusterCache
-from rljob_operator.kube.api import Api, ApiError, Key, Object, scope_of
+from rljob_operator.kube.api import Api, ApiError, Key, NotFound, Object, scope_of
 
 OURS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
 EVERYWHERE = ("Node", "Pod")
@@ -78,6 +79,8 @@ RETRY, RELIST_INTERVAL = 5.0, 600.0
 class Relist:
     """`namespaces`: those that are served; empty: all. `changed(kind, groups)` is called with the groups of a cache that a list has changed. `kinds`:
     that are watched in these namespaces.
+
+    Without the CRD of jobs there are none: a list of them that fails with 404 says so, and the watch goes on when the CRD is there again.
 
     A namespace is served while all of its kinds, and those of the whole cluster, can be listed. When a namespace is deleted, the operator loses its
     rights in it: it is served again as soon as it can be listed again, and the others are served meanwhile.
@@ -183,15 +186,21 @@ class Relist:
     async def list_after_jobs(self, kind: str, namespace: str | None) -> str:
         """Lists the jobs of the namespace, then this kind, if it is another. Returns the list's resourceVersion, for a watch. Raises ApiError."""
         if kind != "RLJob" and ("RLJob", namespace) in self.scopes - self._forbidden:
-            await self._list("RLJob", namespace)
+            with suppress(NotFound):  # there are none
+                await self._list("RLJob", namespace)
         return await self._list(kind, namespace)
 
     async def _list(self, kind: str, namespace: str | None) -> str:
         cache, listed, version = self._cache.of_kind(kind), set[Key](), "0"
-        async for page in self._api.pages(kind, namespace, SELECTORS[kind]):
-            self._changed(kind, set[Key]().union(*map(cache.put, page.objects)))
-            listed |= set(map(key_of, page.objects))
-            version = page.version
+        try:
+            async for page in self._api.pages(kind, namespace, SELECTORS[kind]):
+                self._changed(kind, set[Key]().union(*map(cache.put, page.objects)))
+                listed |= set(map(key_of, page.objects))
+                version = page.version
+        except NotFound:
+            if kind == "RLJob":  # the CRD was deleted, and every job with it
+                self._changed(kind, self._cache.jobs.unlist(namespace))
+            raise
         self._changed(kind, cache.prune(listed, version, namespace))
         async with self._news:
             self._listed.add((kind, namespace))

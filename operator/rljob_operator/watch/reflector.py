@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import aiohttp
 
 from rljob_api.text import load_json
-from rljob_operator.kube.api import ApiError, Gone, Object, error, path
+from rljob_operator.kube.api import ApiError, Gone, NotFound, Object, error, path
 from rljob_operator.kube.client import TIMEOUT, WatchLimiter
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.watch.events import REFLECTED, SELECTORS, Relist, Scope
@@ -124,11 +124,11 @@ class Reflector:
                 self._handle(self._kind, {**event.object, "kind": self._kind}, gone=event.type == "DELETED")
 
     async def _failed(self, error: ApiError) -> None:
-        """Waits before the next try. What may not be read (403), or not from this version (410), is listed before it is watched again: events may
-        have been missed."""
+        """Waits before the next try. What may not be read (403), is not there (404, without its CRD), or not from this version (410), is listed
+        before it is watched again: events may have been missed."""
         if error.code == 403:
             await self._relist.seen(self._kind, self._namespace, 403, watch=True)
-        if error.code == 403 or isinstance(error, Gone):
+        if error.code == 403 or isinstance(error, Gone | NotFound):
             self._version = ""
         log.warning("%s; again in %.1f s", error, self._pause)
         await asyncio.sleep(self._pause)

@@ -48,7 +48,7 @@ def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus, suspend: bool) 
     """Whether this operator chooses the nodes of the job's pods, and the job wants pods now. `suspend`: spec.suspend of the job's own spec."""
     if spec is None or not spec.scheduling.facts.assigns_nodes or status.outcome or status.suspended:
         return False
-    return not (status.wants_suspend(suspend) or status.is_leaving)
+    return not (status.wants_suspend(suspend) or status.is_leaving or status.released_until)
 
 
 def scheduling_request(

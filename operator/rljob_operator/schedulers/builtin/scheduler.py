@@ -67,6 +67,8 @@ class GangScheduler:
         """Jobs that have to leave, with those that they leave for."""
         self._refuges: dict[Key, tuple[SchedulingRequest, float, frozenset[str]]] = {}
         """The last answers of `refuge`, with their times, and the requests for all nodes that were to be left."""
+        self._without_pods: set[Key] = set()
+        """Jobs that asked for nothing when they were reconciled last, since their pods are refused: cycles of others leave them out."""
         self._forgotten: set[Key] = set()
         """Jobs that were forgotten while a cycle was planned."""
         self._left: dict[str, Node] = {}
@@ -144,6 +146,7 @@ class GangScheduler:
         """Drops what is known of a job that was deleted."""
         self._cache.forget(job)
         self._drop(job)
+        self._without_pods.discard(job)
         self._victims.pop(job, None)
         self._refuges.pop(job, None)
 
@@ -163,6 +166,11 @@ class GangScheduler:
         self._victims = {victim: by for victim, by in self._victims.items() if by != job}
 
     def _request(self, s: Snapshot) -> SchedulingRequest | None:
+        key = (s.job.namespace, s.job.name)
+        if s.lacks_pods:
+            self._without_pods.add(key)
+            return None
+        self._without_pods.discard(key)
         view, current = self._view(s), target(s, s.status)
         return None if view is None or current is None else scheduling_request(view, self._cache.node, current.ahead)
 
@@ -246,7 +254,8 @@ class GangScheduler:
         return [node for name in self._grown if (node := self._capacity.free(name))]
 
     async def _schedule(self, request: SchedulingRequest, now: float) -> SchedulingResult:
-        known = {request.job, *self._assumed, *self._reserved, *self._unschedulable, *self._unplannable}
+        known = {request.job, *self._assumed, *self._reserved, *self._unschedulable}
+        known |= self._unplannable | self._without_pods
         results = await self._place([request, *self._cache.pending(now, known)])
         return next(v for v in results if v.request is request)
 
