@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import families, guesses
+from benchmarks import families, guesses, step
+from rljob_api.rules import exact, validate
 from rljob_api.spec import RLJobSpec
 
 REPOSITORY = Path(__file__).parents[2]
@@ -51,6 +52,13 @@ def test_the_models_and_jobs_of_families_are_valid(command: str, tmp_path: Path)
         assert RLJobSpec.model_validate(families.job(tmp_path, options) | {"image": "none"})
     for kind in families.chosen(options):
         assert (families.write(tmp_path / kind, kind) / "config.json").exists()
+
+
+@pytest.mark.parametrize("command", [run for run in RUNS.values() if "benchmarks.step" in run])
+def test_the_rules_accept_the_job_of_a_step(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = step.parser().parse_args(shlex.split(command.split("benchmarks.step")[1].rstrip(";")))
+    monkeypatch.setattr(exact, "DEVICES", ("cpu", "gpu"))  # as benchmarks.unproven does for `--exact`
+    assert not validate(step.job(options, tmp_path, tmp_path) | {"image": "none"}, "bench-step").violations
 
 
 @pytest.mark.parametrize("method", guesses.METHODS)

@@ -69,6 +69,10 @@ def _attend(
     return torch.cat(parts).index_select(0, place)
 
 
+def test_masks_are_never_given_to_cudnn(megatron: None) -> None:
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pack_learns_what_autograd_says_of_each_sample_alone_in_any_cut(

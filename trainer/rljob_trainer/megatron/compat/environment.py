@@ -2,6 +2,10 @@
 
 Variables that torch and megatron read, and optional packages that they must not find.
 
+No attention of cuDNN's in torch, which torch 2.13 prefers on Hopper. With a mask, as sparse attention has it, its gradient of the queries is NaN
+where keys are 64 more than a multiple of 128 and scores are low (cuDNN 9.20, pytorch/pytorch#196678). Transformer Engine calls cuDNN itself, without
+such masks. Can go when torch has a cuDNN without that.
+
 Weight gradients added to their buffer by the matrix product that makes them.
 
 megatron-core offers this (`gradient_accumulation_fusion`) only where an extension of Apex is installed. Two functions are all that it takes
@@ -58,6 +62,7 @@ def accumulate(inputs: torch.Tensor, gradient: torch.Tensor, total: torch.Tensor
 
 PATCHES = (
     Patch("environment variables", "torch", VERSIONS["torch"], _set_variables),
+    Patch("no attention of cuDNN", "torch", VERSIONS["torch"], lambda: torch.backends.cuda.enable_cudnn_sdp(False)),
     # megatron's inference code imports it where vLLM has brought it, and it starts CUDA to see the GPUs, which would not survive a fork.
     # Can go when core/inference imports it on use.
     Patch("no flashinfer", "megatron-core", VERSIONS["megatron-core"], lambda: _hide("flashinfer")),
