@@ -123,3 +123,19 @@ def test_a_job_that_does_not_fit_has_no_seconds(gpu: str, seconds: bool, capsys:
     plan("--gpu", gpu, "--network", "400g", *large, "-o", "json")
     (found,) = json.loads(capsys.readouterr().out)
     assert ("modelledStep" in found) == seconds == (found["leaving"]["step"] is not None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "row"),
+    [
+        ([], "rollout (colocated) 0 - 0"),
+        (["rollout={placement: separate, replicas: 2, sampling: {maxTokens: 64}}"], "rollout 2 1 2"),
+        (["rollout={placement: separate, replicas: 0, sampling: {maxTokens: 64}}", "train.batches={replay: /data/b}"], "rollout 0 - 0"),
+    ],
+)  # fmt: skip
+def test_servers_without_pods_of_their_own_are_said_to_be_where_they_are(
+    settings: list[str], row: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(*(word for setting in settings for word in ("--set", setting))) == 0
+    lines = capsys.readouterr().out.partition("\nROLE ")[2].splitlines()
+    assert row in [" ".join(line.split()) for line in lines]

@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from kubectl_rljob.leaving import Leaving, too_short
-from kubectl_rljob.planning import NETWORK, Plan, Stages, roles
+from kubectl_rljob.planning import NETWORK, Plan, Role, Stages, roles
 from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers import estimates, placement
 from kubectl_rljob.printers.text import plural, table
@@ -152,10 +152,16 @@ def defaults(plan: Plan) -> str:
 
 def pods(spec: RLJobSpec) -> str:
     found = roles(spec)
-    fewest = {role: f"{workers.fewest} to " for role, workers in spec.workers.items() if workers.autoscaling}
-    rows = [(r.name, f"{fewest.get(r.name, '')}{r.pods}", r.processes_per_pod, r.gpus) for r in found]
     total = ("total", sum(r.pods for r in found), "-", sum(r.gpus for r in found))
-    return table(("ROLE", "PODS", "PROCESSES/POD", "GPUS"), [*rows, total])
+    return table(("ROLE", "PODS", "PROCESSES/POD", "GPUS"), [*(_of_role(r, spec) for r in found), total])
+
+
+def _of_role(role: Role, spec: RLJobSpec) -> tuple[Any, ...]:
+    if not role.pods:  # rollouts alone may have none
+        return (f"{role.name} (colocated)" if spec.rollout.placement == "colocated" else role.name, 0, "-", 0)
+    workers = spec.workers.get(role.name)
+    fewest = f"{workers.fewest} to " if workers and workers.autoscaling else ""
+    return (role.name, f"{fewest}{role.pods}", role.processes_per_pod, role.gpus)
 
 
 def images(spec: RLJobSpec) -> str:
