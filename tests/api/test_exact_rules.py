@@ -20,7 +20,7 @@ def exact(**sections: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("sections", "field", "rule"),
     [
-        ({"trainer": {"device": "gpu"}}, E, "spec.trainer.device: equal bits have been shown on CPUs only"),
+        ({"trainer": {"device": "gpu"}}, E, "spec.trainer.device: whole jobs have shown equal bits on CPUs only"),
         ({"trainer": {"nodes": 2, "parallelism": {"tensor": 2}}}, E, "spec.trainer.parallelism.tensor: sums over"),
         ({"trainer": {"nodes": 2, "parallelism": {"context": 2}}}, E, "spec.trainer.parallelism.context: sums over"),
         ({"trainer": {"nodes": 2, "parallelism": {"pipeline": 2}}}, E, "spec.trainer.parallelism.pipeline: it has"),

@@ -44,7 +44,7 @@ def _unequal(spec: RLJobSpec) -> Iterator[tuple[str, Any, str]]:
     """(field, whether it has a value that is not exact, why)"""
     parallelism, rollout = spec.trainer.parallelism, spec.rollout
     order = "sums over several ranks are rounded in another order than in a server"
-    yield "trainer.device", spec.trainer.device not in DEVICES, "equal bits have been shown on CPUs only"
+    yield "trainer.device", spec.trainer.device not in DEVICES, "whole jobs have shown equal bits on CPUs only"
     yield "trainer.parallelism.tensor", parallelism.tensor > 1, order
     yield "trainer.parallelism.context", parallelism.context > 1, order
     yield "trainer.parallelism.pipeline", parallelism.pipeline > 1, "it has been shown with one stage only"
