@@ -13,7 +13,7 @@ from e2e.cluster.binaries import Component
 
 
 class Plane(Protocol):
-    """A control plane: see e2e/control_plane.py."""
+    """A control plane: see e2e/control_plane.py, and e2e/local_plane.py for that of the local cluster."""
 
     directory: Path
     beside: tuple[str, ...]

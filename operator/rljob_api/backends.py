@@ -36,6 +36,8 @@ class Backend:
     """Whether the operator chooses the nodes: pods are gated until status.placement has their assignments."""
     scalable: bool = True
     """Whether rollouts may come and go while an attempt runs."""
+    finalizer: str = ""
+    """With which its controller keeps the pods of a gang. The operator takes it from those that were deleted and have ended."""
     starts_whole_gangs: bool = False
     """Whether it starts the pods of a gang together or not at all, also when all of them have been replaced."""
     kinds: tuple[ObjectKind, ...] = ()
@@ -60,6 +62,7 @@ BACKENDS: Mapping[BackendName, Backend] = {
                 *("podset-slice-required-topology", "podset-slice-size"),
             )
         ),
+        finalizer="kueue.x-k8s.io/managed",
         scalable=False,  # a pod group keeps the number of pods that it was admitted with
     ),
     "volcano": Backend(
@@ -97,6 +100,7 @@ LABELED = tuple(name for name, backend in BACKENDS.items() if backend.queue_is_l
 """Backends for which the queue's name is the value of a label."""
 POD_KEYS = frozenset[str]().union(*(backend.pod_keys for backend in BACKENDS.values()))
 """Labels and annotations of pods by which backends know their groups."""
+FINALIZERS = frozenset(backend.finalizer for backend in BACKENDS.values() if backend.finalizer)
 WITHOUT_SCHEDULER = tuple(name for name, backend in BACKENDS.items() if not backend.scheduler_name)
 """Backends whose pods the cluster's default scheduler binds."""
 KINDS = tuple(kind for backend in BACKENDS.values() for kind in backend.kinds)

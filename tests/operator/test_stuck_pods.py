@@ -26,11 +26,11 @@ POD = "demo-trainer-1"
 JOB = (NAMESPACE, "demo")
 
 
-def keep(world: World) -> None:
+def keep(world: World, finalizer: str = "example.com/keep") -> None:
     """Somebody deletes it, it ends, and the finalizer of another controller keeps it."""
     world.hang_pod(POD)
     pod = world.cluster.edit("Pod", NAMESPACE, POD)
-    pod["metadata"]["finalizers"] = ["example.com/keep"]
+    pod["metadata"]["finalizers"] = [finalizer]
     pod["status"] |= {"phase": "Failed", "containerStatuses": []}
 
 
@@ -86,6 +86,25 @@ async def test_a_pod_that_a_foreign_finalizer_keeps_is_passed_over_too() -> None
     (said,) = warnings(world)
     assert said.startswith(f"pod {POD} on node node-1 has ended, and since ")
     assert said.endswith("is kept by finalizer example.com/keep, whose controller has to remove it")
+
+
+async def test_a_pod_that_kueue_keeps_after_its_end_is_let_go_and_another_gets_its_name() -> None:
+    world = await running()
+    before = world.cluster.edit("Pod", NAMESPACE, POD)["metadata"]["uid"]
+    keep(world, "kueue.x-k8s.io/managed")
+    await world.until(state="Running", attempt=2, turns=LIMIT // 2)
+    attempt = world.status.attempt
+    assert attempt and [m.pod for m in attempt.members] == ["demo-trainer-0", POD]
+    assert world.launcher(1).pod_uid != before
+    assert warnings(world) == []
+
+
+async def test_a_pod_that_kueue_keeps_is_not_let_go_while_its_container_runs() -> None:
+    world = await running()
+    world.hang_pod(POD)
+    world.cluster.edit("Pod", NAMESPACE, POD)["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"]
+    await world.until(state="Running", attempt=2)
+    assert world.cluster.edit("Pod", NAMESPACE, POD)["metadata"]["finalizers"] == ["kueue.x-k8s.io/managed"]
 
 
 async def test_when_the_pod_is_gone_nothing_is_said_of_it_and_its_ordinal_is_used_again() -> None:

@@ -107,6 +107,8 @@ class FakeCluster:
         self._admit("patch", stored)
         for operation in operations:
             operate(stored, operation)
+        if "deletionTimestamp" in stored["metadata"] and stored["metadata"].get("finalizers") == []:
+            self.remove(stored)
         return self._changed("patch", stored)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:

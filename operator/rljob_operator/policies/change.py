@@ -44,11 +44,14 @@ class Change:
     """Pods to delete without waiting for their kubelet, which is dead."""
     ungate: tuple[Ungate, ...] = ()
     """Pods whose gate is removed."""
+    let_go: tuple[Pod, ...] = ()
+    """Pods from which the finalizer of their backend is removed."""
 
     @staticmethod
     def all(changes: Sequence["Change"]) -> "Change":
         """One change after another, of which there is at least one: the last one's status, and what is to be done for all."""
-        acting = [c for c in changes if c.due or c.events or c.delete or c.force or c.ungate]  # most do nothing
+        # most do nothing
+        acting = [c for c in changes if c.due or c.events or c.delete or c.force or c.ungate or c.let_go]
         return Change(
             changes[-1].status,
             tuple(event for change in acting for event in change.events),
@@ -56,6 +59,7 @@ class Change:
             tuple(pod for change in acting for pod in change.delete),
             tuple(pod for change in acting for pod in change.force),
             tuple(one for change in acting for one in change.ungate),
+            tuple(pod for change in acting for pod in change.let_go),
         )
 
 

@@ -27,6 +27,7 @@ from rljob_operator.policies.opening import open_attempt
 from rljob_operator.policies.placement import assign_nodes
 from rljob_operator.policies.pods import (
     delete_pods,
+    let_ended_pods_go,
     replace_account,
     replace_sandboxes,
     replace_token,
@@ -63,6 +64,7 @@ POLICIES: tuple[Policy, ...] = (
     clean_up_after_ttl,  # the children of a job that has ended
     leave_nodes,  # that are avoided
     delete_pods,  # that keep the next attempt from opening
+    let_ended_pods_go,  # that their backend keeps after their end
     replace_sandboxes,  # that have been used
     name_gateway,  # if another pod is the gateway of a service
     report_stuck_pods,  # that were deleted and do not end
@@ -81,6 +83,7 @@ class Decision:
     delete: tuple[Pod, ...] = ()
     force: tuple[Pod, ...] = ()
     ungate: tuple[Ungate, ...] = ()
+    let_go: tuple[Pod, ...] = ()
     requeue_after: float | None = None
     """Seconds; None: only a change calls for another reconcile."""
 
@@ -93,4 +96,4 @@ def decide(s: Snapshot) -> Decision:
     total = Change.all(changes)
     events = tuple(replace(event, message=one_line(event.message)) for event in total.events)
     due = max(0.0, min(total.due) - s.now) if total.due else None
-    return Decision(total.status, events, total.delete, total.force, total.ungate, due)
+    return Decision(total.status, events, total.delete, total.force, total.ungate, total.let_go, due)

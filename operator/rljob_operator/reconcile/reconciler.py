@@ -111,6 +111,7 @@ class Reconciler:
             await self._writer.delete(unneeded(s, wanted))
         problems += tuple(await self._writer.delete_pods(s, decision.delete))
         problems += tuple(await self._writer.delete_pods(s, decision.force, force=True))
+        problems += tuple(await self._writer.let_go(s, decision.let_go))
         if decision.status.cleaned_up:
             await self._writer.delete_children(s)
         return problems + tuple(await self._writer.ungate(s, ungate))

@@ -17,7 +17,7 @@ from rljob_operator.model.children import ChildProblem, conflict, controls, cove
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Ungate
 from rljob_operator.reconcile.refusals import Refusals, Write
-from rljob_operator.schedulers.base import is_gated, operations
+from rljob_operator.schedulers.base import is_gated, operations, without_finalizer
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +177,21 @@ class Writer:
                 send = partial(self._delete, "Pod", namespace, pod.name, pod.uid, force=force)
                 problems.append(await self._attempt(s, Write("delete", _pod(pod), (pod.uid, force)), send))
         return [problem for problem in problems if problem]
+
+    async def let_go(self, s: Snapshot, pods: Iterable[Pod]) -> list[ChildProblem]:
+        """Takes the finalizers of backends from pods. Returns why some keep them."""
+        sends = [(pod, partial(self._let_go, s.job.namespace, pod)) for pod in pods]
+        work = [self._attempt(s, Write("write", _pod(pod), pod.uid), send) for pod, send in sends]
+        return [problem for problem in await together(work) if problem]
+
+    async def _let_go(self, namespace: str, pod: Pod) -> None:
+        """The API server refuses the patch if the finalizer is gone, or the pod."""
+        try:
+            await self._api.patch("Pod", namespace, pod.name, without_finalizer(pod))
+        except ApiError as error:
+            if error.code not in (404, 409, 422):
+                raise
+            await self._refresh("Pod", namespace, pod.name)
 
     async def _delete_claim(self, namespace: str, name: str) -> None:
         known = self._cache.children["SandboxClaim"].get((namespace, name))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api import names
+from rljob_api.backends import FINALIZERS
 from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
@@ -93,6 +94,17 @@ def operations(pod: Pod, node: str, now: float, head: bool = False) -> list[dict
         {"op": "add", "path": note, "value": stamp(now)},
         {"op": "add", "path": "/metadata/managedFields", "value": [{}]},
         {"op": "remove", "path": gate},
+    ]
+
+
+def without_finalizer(pod: Pod) -> list[dict[str, Any]]:
+    """A JSON patch that takes the first finalizer of a backend from exactly this pod, and fails if it has lost it."""
+    place, name = next((i, name) for i, name in enumerate(pod.finalizers) if name in FINALIZERS)
+    path = f"/metadata/finalizers/{place}"
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": pod.uid},
+        {"op": "test", "path": path, "value": name},
+        {"op": "remove", "path": path},
     ]
 
 

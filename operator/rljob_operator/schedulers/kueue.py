@@ -12,7 +12,7 @@ POD_INDEX = "apps.kubernetes.io/pod-index"
 
 
 class Kueue(Scheduler):
-    """Pods of the group may be replaced (`pod-group-serving`: kueue#13830, #14632). The StatefulSets have no queue label, which would make each a
+    """Pods of the group may be replaced (`pod-group-serving`). The StatefulSets have no queue label, which would make each a
     workload of its own. The narrowest topology level is preferred, or one is required, and ranks follow it by the pods' ordinals. Servers of several
     pods are slices: Kueue admits the group only if each of them is in one domain of the narrowest level.
     """

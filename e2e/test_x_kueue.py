@@ -1,0 +1,95 @@
+"""A real Kueue beside the local cluster: what it admits trains in real pods, and what it preempts saves, waits and goes on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e import kueue
+from e2e.cluster.binaries import KUEUE, is_built
+from e2e.conftest import Lab
+from e2e.kube import Object, wait_for
+from e2e.local_plane import LocalPlane
+from rljob_api import names
+
+pytestmark = [pytest.mark.extra, pytest.mark.skipif(not is_built(KUEUE), reason="`make kueue` compiles it")]
+
+HIGH = "kueue-high"
+PODS = "2"
+"""The quota: those of one job."""
+LEFT = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration", "clusterrole", "clusterrolebinding", "crd")
+"""Kinds without a namespace of which Kueue has objects."""
+
+
+@pytest.fixture
+def queue(empty_lab: Lab, tmp_path: Path) -> Iterator[None]:
+    """Kueue, a quota of two pods and a queue for it in the tests' namespace. Nothing of it stays."""
+    if empty_lab.provider.name != "local":
+        pytest.skip("Kueue runs beside the control plane of the local cluster")
+    plane = LocalPlane(empty_lab.system, tmp_path)
+    high: Object = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": HIGH}}
+    try:
+        kueue.start(plane)
+        kueue.open_cluster(plane, {"pods": PODS, "cpu": "1k", "memory": "1Ti"})
+        kueue.open_queue(plane, empty_lab.kube.namespace)
+        empty_lab.kube.apply(high | {"value": 1000})
+        yield
+    finally:
+        empty_lab.kube.kubectl("delete", "rljob", "--all", "--timeout=120s", timeout=150)
+        # Kueue takes its finalizer from each pod that ends
+        wait_for("pods to end", lambda: not empty_lab.kube.list("pod", names.LABEL_JOB), 200)
+        plane.stop()
+        remove(empty_lab)
+
+
+def remove(lab: Lab) -> None:
+    """Webhooks first: without Kueue they would refuse every pod."""
+    for kind in LEFT:
+        found = lab.kube.kubectl("get", kind, "-o", "name").split()
+        ours = [name for name in found if "kueue" in name or "/manager-role" in name]
+        if kind == "crd":
+            strip_finalizers(lab, ours)
+        if ours:
+            lab.kube.kubectl("delete", *ours, "--timeout=60s")
+    lab.kube.kubectl("delete", "namespace", kueue.NAMESPACE, "--wait=false", "--ignore-not-found")
+    lab.kube.kubectl("delete", "priorityclass", HIGH, "--ignore-not-found")
+
+
+def strip_finalizers(lab: Lab, crds: list[str]) -> None:
+    """Of objects that only Kueue would let go."""
+    for crd in crds:
+        kind = crd.partition("/")[2]
+        for line in lab.kube.kubectl(
+            "get", kind, "-A", "-o", "jsonpath={range .items[*]}{.metadata.namespace} {.metadata.name}{'\\n'}{end}"
+        ).splitlines():
+            namespace, _, name = line.rpartition(" ")
+            where = ("-n", namespace) if namespace else ()
+            lab.kube.kubectl("patch", kind, name, *where, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+
+
+def changes(name: str, steps: int, **template: object) -> Object:
+    """A gang of two trainers."""
+    return {
+        "of": "sft",
+        "train": {"steps": steps, "epochs": None},
+        "trainer": {"template": template},
+        "evaluation": {"everySteps": 0},
+        "checkpoint": {"path": f"/data/runs/{name}", "everySteps": 1000},
+        "scheduling": {"backend": "kueue", "queue": kueue.QUEUE},
+    }
+
+
+def test_a_job_that_kueue_preempts_saves_its_last_step_and_goes_on_when_the_quota_is_free(
+    empty_lab: Lab, queue: None
+) -> None:
+    low = empty_lab.start_untrained("kueue-low", **changes("kueue-low", 100_000))
+    trained = low.wait_for_step(3, timeout=400)
+    assert trained.attempt and trained.attempt.number == 1
+    same = {key: low.object()["spec"][key] for key in ("model", "data")}
+    high = empty_lab.start("kueue-high", **same, **changes("kueue-high", 5, priorityClassName=HIGH))
+    left = low.wait("its quota is taken", lambda s: "held back by kueue.x-k8s.io/admission" in s.message, 200)
+    assert left.checkpoint.latest and left.checkpoint.latest.step == left.progress.step, "it has saved its last step"
+    high.wait_for_state("Succeeded", timeout=400)
+    again = low.wait_for_attempt(2, 400)
+    assert again.progress.started_from == left.progress.step
+    assert (again.lost_steps, again.restarts.counted, again.last_failure) == (0, 0, None)
