@@ -1,7 +1,9 @@
 """A service that trains all parameters of one model, as the official SDK asks it: real ranks, which update a real vLLM server, and the gateway."""
 
+import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import tinker
 from tinker import types
 
+from rljob_trainer.wire.rollout_server import POLICY
 from trainer.gateway.running import SECONDS, RunningService, running
 from trainer.gateway.test_clients import STEP, datum, learnt, log_probs
 from trainer.server.models import make
@@ -45,10 +48,21 @@ def served(sampler: Any) -> np.ndarray:
     return np.array(sampler.compute_logprobs(PROMPT).result(timeout=SECONDS)[1:19])
 
 
-def damage(run: RunningService) -> None:
-    """Change the last bit of a number of the newest snapshot, too little for the probe."""
-    files = run.output.parent.glob("run/service/snapshots/*/*/model.safetensors")
-    with max(files, key=lambda file: file.stat().st_mtime).open("r+b") as file:
+def snapshot_of(run: RunningService) -> Path:
+    """The directory of the newest one."""
+    return max(run.output.parent.glob("run/service/snapshots/*/*"), key=lambda directory: directory.stat().st_mtime)
+
+
+def confuse(snapshot: Path) -> None:
+    """As if the ranks had computed other log-probabilities."""
+    saved = json.loads((snapshot / POLICY).read_text())
+    saved["log_probs"] = [[value - 1.0 for value in values] for values in saved["log_probs"]]
+    (snapshot / POLICY).write_text(json.dumps(saved))
+
+
+def damage(snapshot: Path) -> None:
+    """Change the last bit of a number, too little for the probe."""
+    with (snapshot / "model.safetensors").open("r+b") as file:
         file.seek(-4, os.SEEK_END)
         (low,) = file.read(1)
         file.seek(-4, os.SEEK_END)
@@ -75,11 +89,14 @@ def test_all_parameters_learn_and_each_snapshot_is_served_whenever_somebody_samp
     asked = [samplers[i % 3].sample(PROMPT, 2, params) for i in range(12)]
     drawn = [[s.tokens for s in future.result(timeout=SECONDS).sequences] for future in asked]
     assert drawn[:3] * 4 == drawn, "each sampler has its own policy, in whatever order they ask"
-    damage(run)
-    damaged = service.create_sampling_client(model_path=path)
-    served(samplers[1])
-    with pytest.raises(tinker.RequestFailedError, match="is damaged: its tensors are not what was saved"):
-        damaged.compute_logprobs(PROMPT).result(timeout=SECONDS)
+    snapshot, last = snapshot_of(run), service.create_sampling_client(model_path=path)
+    probed = (snapshot / POLICY).read_text()
+    for change, why in ((confuse, "log-probabilities of the trainer and the rollouts differ"), (damage, "is damaged")):
+        served(samplers[1])
+        change(snapshot)
+        with pytest.raises(tinker.RequestFailedError, match=why):
+            last.compute_logprobs(PROMPT).result(timeout=SECONDS)
+        (snapshot / POLICY).write_text(probed)
     run.kill("vllm")
     assert served(samplers[1]) == pytest.approx(found[1], abs=2e-5), "a server that was started again gets it, too"
 

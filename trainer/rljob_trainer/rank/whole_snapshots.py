@@ -23,16 +23,14 @@ from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.megatron.service import ServiceEngine
 from rljob_trainer.model_files import weight_files
 from rljob_trainer.rank.driver_client import ServiceDriverClient
-from rljob_trainer.rank.weights.publisher import Published, Publisher
+from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.collective import Ranks
-from rljob_trainer.wire.parity import PROBE_SEQUENCES, PROBE_TOKENS, Probe, arithmetic_of
+from rljob_trainer.wire.parity import PROBE_SEQUENCES, PROBE_TOKENS, MismatchError, Probe, arithmetic_of
+from rljob_trainer.wire.rollout_server import POLICY
 from rljob_trainer.wire.service import Datum, ForwardBackward, RefusedWork, ServePolicy, WorkResult
 from rljob_trainer.wire.weights.plan import GatherPhase
 from rljob_trainer.wire.weights.transport import transport_of
-
-POLICY = "policy.json"
-"""In a snapshot's directory: `digest`, and the sequences and log-probabilities of the probe."""
 
 
 def senders_of(control: Control, ranks: Ranks, client: ServiceDriverClient | None) -> Senders:
@@ -52,11 +50,11 @@ class WholeSnapshots:
         self._base, self._arithmetic = Path(control.spec.model.path), arithmetic_of(control.spec)
         self._senders = senders_of(control, ranks, client)
         self._recent: Sequence[Sequence[int]] = ()
-        """Beginnings of a few sequences of the last pass."""
+        """Beginnings of a few sequences of the last pass, without their last tokens: a server that scores them generates one more."""
 
     def saw(self, work: ForwardBackward) -> None:
         """The ranks have done a pass."""
-        beginnings = (datum.tokens[:PROBE_TOKENS].tolist() for datum in work.data[:PROBE_SEQUENCES])
+        beginnings = (datum.tokens[:-1][:PROBE_TOKENS].tolist() for datum in work.data[:PROBE_SEQUENCES])
         self._recent = [tokens for tokens in beginnings if len(tokens) > 1]
 
     def write(self, model: str, scratch: Path) -> None:
@@ -70,20 +68,31 @@ class WholeSnapshots:
             write_json(scratch / POLICY, {"digest": exported.version.digest} | probe)
 
     def serve(self, work: ServePolicy) -> WorkResult:
-        """Have servers serve what is in a directory. Raises RefusedWork when it is gone, or its tensors are not those that were saved, and
-        MismatchError when a server that has it computes other log-probabilities."""
+        """Have servers serve what is in a directory. Raises RefusedWork when it is gone, its tensors are not those that were saved, or a server that
+        has it computes other log-probabilities."""
         directory = Path(work.path)
         if not self._ranks.all((directory / "config.json").is_file()):
             raise RefusedWork(f"{directory} holds no model: it was deleted")
         saved = self._ranks.broadcast(self._saved(directory) if self._ranks.is_first else None)
+        served = self._ranks.broadcast(self._sent(work, directory, saved))
+        if isinstance(served, str):
+            raise RefusedWork(served)
+        return WorkResult(served=tuple(served))
+
+    def _sent(self, work: ServePolicy, directory: Path, saved: dict[str, Any]) -> list[str] | str:
+        """On rank 0: UIDs of the pods that serve it, or why none may."""
         servers = [RolloutEndpoint.model_validate(server) for server in work.servers]
         tensors = self._tensors(directory) if self._ranks.is_first else iter(())
         phases = [GatherPhase(tensors, self._ranks.is_first)]
-        published = self._senders.publish(work.step, phases, servers, self._probe(saved), _nothing)
-        served = self._ranks.broadcast(_served(published, servers, saved) if published else None)
-        if served is None:
-            raise RefusedWork(f"the snapshot {directory} is damaged: its tensors are not what was saved. Save it again")
-        return WorkResult(served=tuple(served))
+        try:
+            published = self._senders.publish(work.step, phases, servers, self._probe(saved), _nothing)
+        except MismatchError as error:  # perhaps of what the client has trained: large weights round differently
+            return f"the snapshot {directory}: {error}"
+        if published is None:
+            return []
+        if saved.get("digest", published.version.digest) != published.version.digest:
+            return f"the snapshot {directory} is damaged: its tensors are not what was saved. Save it again"
+        return [server.pod_uid for server in servers if server.pod in published.ok]
 
     def _measured(self, model: str) -> list[list[float]]:
         """The ranks' log-probabilities of all tokens but the first of each recent sequence."""
@@ -110,14 +119,6 @@ class WholeSnapshots:
                 for name in shard.keys():  # noqa: SIM118 it is no dict
                     self._engine.heartbeat()
                     yield name, shard.get_tensor(name)
-
-
-def _served(published: Published, servers: Sequence[RolloutEndpoint], saved: dict[str, Any]) -> list[str] | None:
-    """UIDs of the pods that serve it. None: it is not what was saved."""
-    digest = published.version.digest
-    if saved.get("digest", digest) != digest:
-        return None
-    return [server.pod_uid for server in servers if server.pod in published.ok]
 
 
 def _following(tokens: Sequence[int]) -> Datum:

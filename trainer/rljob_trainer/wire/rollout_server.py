@@ -128,6 +128,11 @@ DIGEST = "adapter_model.sha256"
 """In a snapshot's directory: `snapshot_digest` as it was written. Servers serve no snapshot that differs from it."""
 
 
+POLICY = "policy.json"
+"""In the directory of a snapshot of a whole model: `digest` of its tensors, and `sequences` and `log_probs` of the ranks, which servers are compared
+with."""
+
+
 def snapshot_digest(directory: str | Path) -> str:
     """sha256 of the file of its tensors, in hex."""
     with (Path(directory) / WEIGHTS).open("rb") as file:
