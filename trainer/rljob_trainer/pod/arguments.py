@@ -71,7 +71,7 @@ def server_arguments(spec: RLJobSpec, port: int, part: PodPart | None = None) ->
         "middleware": "rljob_trainer.server.front.Front",
         "worker-extension-cls": "rljob_trainer.server.weights.engine.WorkerExtension",
         "scheduler-cls": "rljob_trainer.server.compat.scheduler.scheduler",
-        "weight-transfer-config": {"backend": backend(spec)},
+        "weight-transfer-config": {"backend": backend(spec.trainer.device, spec.rollout.placement)},
         "trust-remote-code": spec.model.trust_remote_code,
     }
     if spec.algorithm.rollout_correction.router_replay == "rollout":

@@ -5,8 +5,6 @@ import hmac
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rljob_api.spec import RLJobSpec
-
 ATTEMPT_HEADER = "X-RLJob-Attempt"
 """Number of the attempt, in every request. A server that has seen a higher one answers 409."""
 STEP_HEADER = "X-RLJob-Policy-Step"
@@ -109,12 +107,12 @@ class ServerWorker(NamedTuple):
         return f"{self.server}/{self.worker}"
 
 
-def backend(spec: RLJobSpec) -> str:
+def backend(device: str, placement: str) -> str:
     """The transport of a job, by its name as a backend in vLLM's `--weight-transfer-config`. Each has a trainer's end (transport.py) and an engine in
-    vLLM's workers (engine.py)."""
-    if spec.trainer.device == "cpu":
+    vLLM's workers (engine.py). `device`, `placement`: of spec.trainer and spec.rollout."""
+    if device == "cpu":
         return CHAIN
-    return IPC if spec.rollout.placement == "colocated" else NCCL
+    return IPC if placement == "colocated" else NCCL
 
 
 class AttemptSuperseded(RuntimeError):

@@ -44,7 +44,7 @@ def over_ipc(address: str) -> Transport:
 
 def transport_of(spec: RLJobSpec, address: str) -> Transport:
     """The transport of a job. `address`: see Transport."""
-    match backend(spec):
+    match backend(spec.trainer.device, spec.rollout.placement):
         case protocol.CHAIN:
             return over_tcp(address)
         case protocol.NCCL:
