@@ -8,13 +8,15 @@ PY := $(VENV)/bin/python
 LOCK := $(VENV)/bin/uv pip compile -q --python-version 3.12 --generate-hashes --custom-compile-command 'make lock'
 # make for targets of a target that has set up the environment
 AGAIN := $(MAKE) --no-print-directory -o setup
-# Four targets at once, for two cores: some of them wait, for a server or a clock. What each says comes in one piece, when it has ended
-AT_ONCE := $(AGAIN) -j4 --output-sync=target
-# Fast tests in parts that take about as long: the operator, what a rank computes and sends, other processes of pods, and what is left
+# Five targets at once, for two cores: some of them wait, for a server or a clock. What each says comes in one piece, when it has ended
+AT_ONCE := $(AGAIN) -j5 --output-sync=target
+# Fast tests in parts that take about as long: the operator, what a rank computes and sends, a user's code in processes next to the driver, other
+# processes of pods, and what is left. Those that wait most begin first, and the one that only computes fills what they leave
 FAST_OPERATOR := $(patsubst %,tests/%/,api operator placement repository)
 FAST_RANKS := $(patsubst %,tests/trainer/%/,algorithm checkpoint data megatron rank server wire) $(wildcard tests/trainer/test_*.py)
-FAST_PODS := $(filter-out $(FAST_RANKS) %/__pycache__/ %/agents/,$(wildcard tests/trainer/*/))
-FAST := fast-pods fast-rest fast-operator fast-ranks
+FAST_WORKERS := $(patsubst %,tests/trainer/%/,custom_rows local rewards sandboxes workers)
+FAST_PODS := $(filter-out $(FAST_RANKS) $(FAST_WORKERS) %/__pycache__/ %/agents/,$(wildcard tests/trainer/*/))
+FAST := fast-pods fast-workers fast-rest fast-ranks fast-operator
 # Slow tests: Megatron's ranks; an operator with an API server, after the cluster's programs are compiled; and what is left, most of it with vLLM.
 # Files without a slow test are not imported
 SLOW_REST = $(filter-out tests/trainer/megatron/% tests/apiserver/%,$(sort $(shell grep -rlE 'mark\.(slow|extra)' tests --include='test_*.py')))
@@ -76,6 +78,10 @@ fast: setup
 fast-pods: setup
 	$(PYTEST_TWICE) -m "not slow" $(FAST_PODS)
 
+.PHONY: fast-workers
+fast-workers: setup
+	$(PYTEST_TWICE) -m "not slow" $(FAST_WORKERS)
+
 .PHONY: fast-operator
 fast-operator: setup
 	$(PYTEST_TWICE) -m "not slow" $(FAST_OPERATOR)
@@ -86,7 +92,7 @@ fast-ranks: setup
 
 .PHONY: fast-rest
 fast-rest: setup
-	$(PYTEST_TWICE) -m "not slow" tests $(patsubst %,--ignore=%,$(FAST_PODS) $(FAST_OPERATOR) $(FAST_RANKS))
+	$(PYTEST_TWICE) -m "not slow" tests $(patsubst %,--ignore=%,$(FAST_PODS) $(FAST_WORKERS) $(FAST_OPERATOR) $(FAST_RANKS))
 
 .PHONY: test
 test: check ## Everything: check, the trainer on real megatron-core and vLLM, end to end on the cluster
