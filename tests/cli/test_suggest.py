@@ -15,6 +15,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 GIB = 2**30
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search ends by itself, however busy the machine is."""
+    monkeypatch.setattr("kubectl_rljob.suggesting.SECONDS", 1200.0)
+
+
 def command(recipe: str, *arguments: str, gpu: str = "h100") -> list[str]:
     directory = EXAMPLES / recipe
     return [
@@ -74,10 +80,7 @@ def test_suggestions_have_the_gpus_of_the_job(capsys: pytest.CaptureFixture[str]
     assert {pool["rollout.tensorParallel"] for pool in pools} - {2}, "another size is suggested"
 
 
-def test_the_page_has_a_table_and_the_options_to_take_each_with(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kubectl_rljob.suggesting.SECONDS", 120.0)  # on a busy machine
+def test_the_page_has_a_table_and_the_options_to_take_each_with(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command("qwen3-30b-a3b-dapo", "--suggest")) == 0
     head, table, note, lines = capsys.readouterr().out.rstrip("\n").split("\n\n")
     assert re.fullmatch(
@@ -118,12 +121,10 @@ HOST = "trainer.template.resources.limits.memory"
 )
 def test_what_fits_no_other_way_is_suggested_with_optimizer_steps_on_the_host(
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     recipe: str,
     given: tuple[str, ...],
     offload: dict[str, bool],
 ) -> None:
-    monkeypatch.setattr("kubectl_rljob.suggesting.SECONDS", 120.0)  # on a busy machine
     arguments = [word for setting in given for word in ("--set", setting)]
     found = suggested(capsys, recipe, *arguments)
     assert found["updateOnHost"] and found["suggestions"]
@@ -143,9 +144,8 @@ def test_what_fits_no_other_way_is_suggested_with_optimizer_steps_on_the_host(
 
 @pytest.mark.parametrize("offload", [{"parameters": True, "gradients": True, "optimizer": True}, None])
 def test_a_critic_on_the_trainers_ranks_takes_its_optimizer_steps_on_the_host_as_well(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, offload: dict[str, bool] | None
+    capsys: pytest.CaptureFixture[str], offload: dict[str, bool] | None
 ) -> None:
-    monkeypatch.setattr("kubectl_rljob.suggesting.SECONDS", 120.0)  # on a busy machine
     given = {
         "trainer.nodes": 4 if offload else 8,
         "trainer.template.resources.limits": None,
@@ -231,12 +231,9 @@ def test_a_key_that_no_layout_changes_is_shown_in_place_of_layouts(capsys: pytes
     assert "layouts" not in out
 
 
-def test_layouts_that_fit_and_that_plan_refuses_are_counted_with_the_field(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layouts_that_fit_and_that_plan_refuses_are_counted_with_the_field(capsys: pytest.CaptureFixture[str]) -> None:
     """`cpu_offloading` works in one stage without recomputation, and those do not fit."""
     tight = ("--set", "trainer.transformerConfig={cpu_offloading: true}", "--set", "trainer.offload={}")
-    monkeypatch.setattr("kubectl_rljob.suggesting.SECONDS", 120.0)  # on a busy machine
     found = suggested(capsys, "llama-3.3-70b", *tight)
     assert found["suggestions"] == [] and sum(found["reasons"].values()) == found["tried"]
     assert found["reasons"]["are refused for spec.trainer.transformerConfig.cpu_offloading"] > 0
@@ -275,10 +272,7 @@ def test_what_was_not_looked_at_in_time_is_said(
     assert "none of 0 layouts, as many as there was time for, fits on" in capsys.readouterr().out
 
 
-def test_hundreds_of_gpus_have_no_more_layouts_than_there_is_time_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kubectl_rljob.suggesting.SECONDS", 120.0)  # on a busy machine
+def test_hundreds_of_gpus_have_no_more_layouts_than_there_is_time_for(capsys: pytest.CaptureFixture[str]) -> None:
     found = suggested(capsys, "qwen3-30b-a3b-dapo", "--set", "trainer.nodes=64")
     assert found["tried"] < 20_000 and len(found["suggestions"]) == 5
 

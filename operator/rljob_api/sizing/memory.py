@@ -15,6 +15,7 @@ Not counted: what the allocator cannot use.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Literal
 
 from rljob_api import names
@@ -63,7 +64,10 @@ class TrainerMemory:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, f.name) for f in fields(self))
+        return sum(_PARTS_OF_TRAINER(self))
+
+
+_PARTS_OF_TRAINER = attrgetter(*(field.name for field in fields(TrainerMemory)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,10 @@ class PhaseParts:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, f.name) for f in fields(self))
+        return sum(_PARTS_OF_PHASE(self))
+
+
+_PARTS_OF_PHASE = attrgetter(*(field.name for field in fields(PhaseParts)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,25 +234,30 @@ class RLJobSpec(Model):
         """Models besides the policy that have a gang of their own, by role."""
         return {role: model for role, model in self.models.items() if model.processes_per_node}
 
+    @cached_property
+    def trainer_ranks(self) -> RankSettings:
+        """How the trainer's ranks are set up."""
+        return RankSettings(
+            nodes=self.trainer.nodes,
+            processes_per_node=self.trainer.processes_per_node,
+            parallelism=self.trainer.parallelism,
+            recompute=self.trainer.recompute,
+            transformer_config=self.trainer.transformer_config,
+            tokens_per_micro_batch=self.train.tokens_per_micro_batch,
+        )
+
     def ranks_of(self, role: str) -> RankSettings:
         """How the ranks that hold a model are set up, by its role: those of its own gang, or the trainer's."""
-        gang, trainer, tokens = self.gangs.get(role), self.trainer, self.train.tokens_per_micro_batch
+        gang = self.gangs.get(role)
         if gang is None or gang.processes_per_node is None:
-            return RankSettings(
-                nodes=trainer.nodes,
-                processes_per_node=trainer.processes_per_node,
-                parallelism=trainer.parallelism,
-                recompute=trainer.recompute,
-                transformer_config=trainer.transformer_config,
-                tokens_per_micro_batch=tokens,
-            )
+            return self.trainer_ranks
         return RankSettings(
             nodes=gang.nodes,
             processes_per_node=gang.processes_per_node,
             parallelism=gang.parallelism,
             recompute=gang.recompute if isinstance(gang, CriticSpec) else Recompute(),
             transformer_config=gang.transformer_config,
-            tokens_per_micro_batch=gang.tokens_per_micro_batch or tokens,
+            tokens_per_micro_batch=gang.tokens_per_micro_batch or self.train.tokens_per_micro_batch,
         )
 
     @cached_property
