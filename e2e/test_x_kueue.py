@@ -35,11 +35,17 @@ def queue(empty_lab: Lab, tmp_path: Path) -> Iterator[None]:
         empty_lab.kube.apply(high | {"value": 1000})
         yield
     finally:
-        empty_lab.kube.kubectl("delete", "rljob", "--all", "--timeout=120s", timeout=150)
-        # Kueue takes its finalizer from each pod that ends
-        wait_for("pods to end", lambda: not empty_lab.kube.list("pod", names.LABEL_JOB), 200)
+        end_jobs(empty_lab)
         plane.stop()
         remove(empty_lab)
+
+
+def end_jobs(lab: Lab) -> None:
+    """Suspended first: Kueue would keep the pods of a job that is gone."""
+    for name in lab.kube.kubectl("get", "rljob", "-o", "name").split():
+        lab.kube.kubectl("patch", name, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    wait_for("pods to end", lambda: not lab.kube.list("pod", names.LABEL_JOB), 200)
+    lab.kube.kubectl("delete", "rljob", "--all", "--timeout=120s", timeout=150)
 
 
 def remove(lab: Lab) -> None:
