@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from rljob_trainer.agents.nemo_gym import MOST_METRICS, Verified
 from rljob_trainer.driver import main
 from rljob_trainer.rewards.request import ServiceDown
 from trainer.agents.libraries import virtual_environment
@@ -199,3 +200,16 @@ async def test_a_server_that_is_not_there_ends_the_attempt_and_not_the_job(own: 
     own.spec["rollout"]["agent"]["nemoGym"]["url"] = "http://127.0.0.1:9"
     with pytest.raises(ServiceDown, match=r"nemoGym.url = http://127.0.0.1:9: .*Connect"):
         await first_step(own, Caller("demo-rollout-0"), script=("done",))
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400, "true", "null", '"1"', "[1]"]
+)
+def test_a_metric_of_the_server_is_a_finite_number(value: str) -> None:
+    verified = Verified.model_validate_json(f'{{"reward": 1, "odd": {value}, "steps": 3, "final_score": -0.5}}')
+    assert verified.metrics == {"steps": 3.0, "final_score": -0.5}
+
+
+def test_what_is_no_metric_takes_the_place_of_none() -> None:
+    odd, even = ({f"{of}_{n}": value for n in range(MOST_METRICS)} for of, value in (("odd", True), ("even", 2)))
+    assert Verified.model_validate({"reward": 1, **odd, **even}).metrics == dict.fromkeys(even, 2.0)

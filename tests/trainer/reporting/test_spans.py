@@ -12,7 +12,16 @@ from api.specs import make_spec
 from rljob_api import names
 from rljob_api.protocol import Control, Resume
 from rljob_trainer.reporting.kept_steps import KEPT_STEPS
-from rljob_trainer.reporting.spans import ENDPOINT, HEADERS, PROTOCOL, TRACES_ENDPOINT, Collector, SpanLog
+from rljob_trainer.reporting.spans import (
+    ENDPOINT,
+    HEADERS,
+    PROTOCOL,
+    TRACES_ENDPOINT,
+    TRACES_HEADERS,
+    TRACES_PROTOCOL,
+    Collector,
+    SpanLog,
+)
 from rljob_trainer.reporting.timeline import Interval, ProcessSpan
 from web_server import answering
 
@@ -114,6 +123,67 @@ def test_a_receiver_that_refuses_or_is_away_costs_a_warning_and_the_next_step_is
     said = [record.getMessage() for record in caplog.records]
     assert [f"spans of step {step}" in text for step, text in zip((1, 2, 3), said, strict=True)] == [True] * 3
     assert "503" in said[0] and "refused" in said[2]
+
+
+def appended(root: Path, environment: dict[str, str], caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says of two steps, which have to be in the run directory whatever the collector does."""
+    spans = SpanLog(root, control(root), Collector.of(environment))
+    for step in (1, 2):
+        spans.append(step, INTERVAL)
+    spans.close()
+    assert all(names.spans_file(root, step).is_file() for step in (1, 2))
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00\n",  # settings of HTTP/2, as a server of gRPC begins
+        b"",
+        b"garbage\r\n\r\n",
+        b"HTTP/1.1 " + b"2" * 70_000,
+    ],
+)
+def test_an_answer_that_is_not_http_costs_a_warning_for_each_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: bytes
+) -> None:
+    class Garbage(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.wfile.write(answer)
+
+    with answering(Garbage) as address:
+        said = appended(tmp_path, {ENDPOINT: address}, caplog)
+    assert ["lacks the spans of step" in text and text.isprintable() for text in said] == [True, True]
+
+
+@pytest.mark.parametrize("url", ["http://c:port", "http://c/a path", "http://[::1", "http://", "http://c\n"])
+def test_an_address_that_is_none_costs_a_warning_for_each_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, url: str
+) -> None:
+    said = appended(tmp_path, {TRACES_ENDPOINT: url}, caplog)
+    assert ["lacks the spans of step" in text and text.isprintable() for text in said] == [True, True]
+
+
+@pytest.mark.parametrize("value", ["Bearer%20secret%0Ax", "secret\u20ac"])
+def test_a_header_that_cannot_be_sent_costs_a_warning_without_its_value(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: str
+) -> None:
+    with answering(BaseHTTPRequestHandler) as address:
+        said = appended(tmp_path, {ENDPOINT: address, HEADERS: f"authorization={value}"}, caplog)
+    assert ["a header holds what cannot be sent" in text for text in said] == [True, True]
+    assert "secret" not in caplog.text
+
+
+def test_what_is_for_traces_alone_goes_before_what_is_for_all_signals() -> None:
+    shared = {ENDPOINT: "http://c:4318", HEADERS: "a=1,b=2", PROTOCOL: "grpc"}
+    assert Collector.of(shared) is None
+    assert Collector.of(shared | {TRACES_PROTOCOL: "http/json", TRACES_HEADERS: "a=3"}) == Collector(
+        "http://c:4318/v1/traces", {"a": "3"}
+    )
+    assert Collector.of(shared | {PROTOCOL: "http/json", TRACES_PROTOCOL: "grpc"}) is None
+    empty = {PROTOCOL: "", TRACES_PROTOCOL: "", TRACES_HEADERS: ""}
+    assert Collector.of(shared | empty) == Collector("http://c:4318/v1/traces", {"a": "1", "b": "2"})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ As in nemo-gym 0.7 (responses_api_agents/simple_agent/app.py). The package is no
 """
 
 import json
+import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -48,11 +49,10 @@ class Verified(BaseModel):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Other numbers, by names that a metric may have."""
-        known = {
-            k: v for k, v in (self.model_extra or {}).items() if isinstance(v, int | float) and OWN_NAME.fullmatch(k)
-        }
-        return {name: float(value) for name, value in list(known.items())[:MOST_METRICS]}
+        """Other finite numbers, by names that a metric may have."""
+        numbers = {name: _number(value) for name, value in (self.model_extra or {}).items() if OWN_NAME.fullmatch(name)}
+        finite = [(name, number) for name, number in numbers.items() if math.isfinite(number)]
+        return dict(finite[:MOST_METRICS])
 
 
 class NemoGymServer:
@@ -149,6 +149,16 @@ class _Environment:
         except (aiohttp.ClientError, ConnectionError) as error:
             raise self._server.failed("service", f"{type(error).__name__}: {error}") from error
         return answer.status, said.decode(errors="replace")
+
+
+def _number(value: Any) -> float:
+    """NaN for what is no number, as a boolean, and for an integer beyond every float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def _asked(create: Any) -> ResponsesRequest:

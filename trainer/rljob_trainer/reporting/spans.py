@@ -11,10 +11,11 @@ import threading
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from rljob_api import names
 from rljob_api.protocol import Control
@@ -24,8 +25,9 @@ from rljob_trainer.reporting.tracker import wait_for_last_points
 from rljob_trainer.textfile import replace
 
 ENDPOINT, TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
-HEADERS, PROTOCOL = "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_PROTOCOL"
-"""As in opentelemetry.io/docs/specs/otel/protocol/exporter."""
+HEADERS, TRACES_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"
+PROTOCOL, TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+"""As in opentelemetry.io/docs/specs/otel/protocol/exporter: what is for traces alone goes before what is for all signals."""
 SECONDS = 10.0
 """The specification's own limit of a request."""
 INTERNAL = 1
@@ -48,8 +50,8 @@ class Collector(NamedTuple):
         url = environment.get(TRACES_ENDPOINT) or _traces(environment.get(ENDPOINT, ""))
         if not url:
             return None
-        protocol = environment.get(PROTOCOL, "http/json")
-        if protocol == "grpc" or urlsplit(url).scheme not in ("http", "https"):
+        protocol = environment.get(TRACES_PROTOCOL) or environment.get(PROTOCOL) or "http/json"
+        if protocol == "grpc" or not url.lower().startswith(("http://", "https://")):
             log.warning(
                 "no spans are exported to %s with %s: name the collector's address for OTLP over HTTP, such as http://collector:4318, in %s",
                 url,
@@ -57,10 +59,11 @@ class Collector(NamedTuple):
                 ENDPOINT,
             )
             return None
-        return Collector(url, _headers(environment.get(HEADERS, "")))
+        return Collector(url, _headers(environment.get(TRACES_HEADERS) or environment.get(HEADERS, "")))
 
     def send(self, body: bytes) -> None:
-        """Raises OSError, which says why the collector does not have it."""
+        """Raises OSError and HTTPException, which say why the collector does not have it, and ValueError for an address or a header that cannot be
+        sent, which may hold a key."""
         headers = {**self.headers, "Content-Type": "application/json"}
         with urllib.request.urlopen(urllib.request.Request(self.url, body, headers), timeout=SECONDS):
             pass
@@ -91,17 +94,28 @@ class SpanLog:
                 self._write(step, text)
             except OSError as error:
                 log.warning("the spans of step %d are not in the run directory: %s", step, error)
-            try:
-                if self._collector:
-                    self._collector.send(text.encode())
-            except OSError as error:
-                log.warning("the OpenTelemetry collector lacks the spans of step %d: %s", step, error)
+            if self._collector:
+                self._send(self._collector, step, text)
 
     def _write(self, step: int, text: str) -> None:
         file = names.spans_file(self._root, step)
         file.parent.mkdir(parents=True, exist_ok=True)
         replace(file, text + "\n")
         delete_old(file.parent, step)
+
+    def _send(self, collector: Collector, step: int, text: str) -> None:
+        try:
+            collector.send(text.encode())
+        except (
+            OSError,
+            HTTPException,
+        ) as error:  # of an answer that is not HTTP, as gRPC's, the text may have control characters
+            log.warning("the OpenTelemetry collector lacks the spans of step %d: %r", step, error)
+        except ValueError:
+            log.warning(
+                "the OpenTelemetry collector lacks the spans of step %d: its address or a header holds what cannot be sent",
+                step,
+            )
 
 
 def export_request(control: Control, step: int, interval: Interval) -> dict[str, Any]:
