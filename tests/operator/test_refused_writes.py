@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from rljob_api import reasons
+from rljob_operator.cache.pods import Pod
 from rljob_operator.kube.api import Object
+from rljob_operator.model.ordinals import lacks_pods
 from rljob_operator.reconcile.refusals import FIRST, LONGEST
 from simulator.crowd import Crowd
 from simulator.makers import make_job
@@ -179,15 +181,28 @@ async def test_a_gang_that_runs_no_more_and_has_a_refused_child_gives_its_nodes_
     assert QUOTA in crowd.status("old").message
 
 
-@pytest.mark.parametrize(("opened", "asks"), [(False, False), (True, True)])
-def test_a_gang_that_a_quota_cuts_short_asks_for_no_nodes_and_one_that_runs_goes_on_asking(
-    opened: bool, asks: bool
+@pytest.mark.parametrize(
+    ("role", "there", "opened", "asks"),
+    [
+        ("trainer", 1, False, False),
+        ("trainer", 1, True, True),
+        ("rollout", 0, False, False),
+        ("rollout", 1, False, True),
+        ("rollout", 3, False, True),
+        ("worker", 0, False, True),
+    ],
+)
+def test_a_job_asks_for_no_nodes_if_a_quota_refuses_a_pod_that_its_gang_needs(
+    role: str, there: int, opened: bool, asks: bool
 ) -> None:
-    """Rollouts beyond what the quota allows are no reason to give up the others."""
-    job = make_job(nodes=2, scheduling={"backend": "builtin"}).with_pods()
-    job = job.with_attempt().running(step=3) if opened else job
-    snapshot = job.having(uncreated={"rollout": QUOTA}).snapshot()
-    assert snapshot.lacks_pods == (not asks)
+    """What a gang can do without is no reason to give up the others, nor is anything to a gang that runs."""
+    rollout = {"replicas": 4, "minReplicas": 1, "sampling": {"maxTokens": 8}}
+    job = make_job(nodes=2, scheduling={"backend": "builtin"}, rollout=rollout)
+    job = job.with_attempt().running(step=3) if opened else job.with_pods()
+    pods = [Pod(name=f"demo-rollout-{i}", uid=f"r-{i}", role="rollout", ordinal=i) for i in range(4)]
+    pods = [pod for pod in (*job.pods, *pods) if pod.role != role or pod.ordinal < there]
+    snapshot = job.having(pods=tuple(pods), uncreated={role: QUOTA}).snapshot()
+    assert lacks_pods(snapshot) == (not asks)
 
 
 # What somebody has made immutable

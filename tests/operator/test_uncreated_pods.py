@@ -2,25 +2,31 @@
 
 from typing import Any
 
+import pytest
+
 from rljob_operator.kube.api import Object
 from rljob_operator.model.children import INTERVAL, PATIENCE
 from rljob_operator.times import stamp
+from simulator import controllers
+from simulator.cluster import FakeCluster
+from simulator.crowd import Crowd
 from simulator.makers import make_job
+from simulator.site import Site
 from simulator.world import NAMESPACE, World
 
 NO_CLASS = 'pods "demo-trainer-0" is forbidden: no PriorityClass with name nope was found'
 
 
-def refused(world: World, role: str, why: str) -> None:
+def refused(world: Site, role: str, why: str, job: str = "demo") -> None:
     """The event of the controller, as it writes it."""
-    meta = world.cluster.objects[("StatefulSet", NAMESPACE, f"demo-{role}")]["metadata"]
+    meta = world.cluster.objects[("StatefulSet", NAMESPACE, f"{job}-{role}")]["metadata"]
     event: Object = {
         "kind": "Event",
         "metadata": {"name": f"{role}-{world.cluster.version}", "namespace": NAMESPACE},
         "involvedObject": {"kind": "StatefulSet", "name": meta["name"], "uid": meta["uid"]},
         "type": "Warning",
         "reason": "FailedCreate",
-        "message": f"create Pod demo-{role}-0 in StatefulSet demo-{role} failed error: {why}",
+        "message": f"create Pod {job}-{role}-0 in StatefulSet {job}-{role} failed error: {why}",
         "lastTimestamp": stamp(world.now),
     }
     world.cluster.put(event)
@@ -65,6 +71,61 @@ def test_servers_that_are_not_created_are_named_while_the_trainer_waits() -> Non
         make_job().with_attempt().running(step=0, phase="waiting").having(uncreated={"rollout": "exceeded quota: team"})
     )
     assert job.next().message == "waiting for rollouts, 0/1 answer: rollout pods do not exist: exceeded quota: team"
+
+
+@pytest.fixture
+def allowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many rollouts a quota allows, by job. The controller creates no more."""
+    limits, start = dict[str, int](), controllers._start_pod
+
+    def within_quota(cluster: FakeCluster, sts: Object, ordinal: int) -> None:
+        job, _, role = sts["metadata"]["name"].rpartition("-")
+        if role != "rollout" or ordinal < limits.get(job, ordinal + 1):
+            start(cluster, sts, ordinal)
+
+    monkeypatch.setattr(controllers, "_start_pod", within_quota)
+    return limits
+
+
+@pytest.mark.parametrize(("quota", "pods"), [(2, 3), (0, 0)])
+async def test_a_job_starts_without_rollouts_that_it_can_do_without_and_says_why_others_are_missing(
+    quota: int, pods: int, allowed: dict[str, int]
+) -> None:
+    crowd = Crowd({"a": 2, "b": 2, "c": 2})
+    crowd.apply("first", trainers=5)
+    await crowd.turns(5)
+    allowed["old"] = quota
+    crowd.apply("old", trainers=1, rollout={"replicas": 4, "minReplicas": 1, "sampling": {"maxTokens": 8}})
+    await crowd.turns(5)
+    refused(crowd, "rollout", "exceeded quota: team", "old")
+    await crowd.turns(int(INTERVAL) + 5)
+    crowd.delete("first")
+    await crowd.turns(int(INTERVAL))
+    assert len(crowd.on_nodes("old")) == pods
+    said = "rollout pods do not exist: exceeded quota: team" in crowd.status("old").message
+    assert said == (pods == 0), crowd.status("old").message
+
+
+async def test_a_reason_of_a_former_shortage_is_none_of_the_present_one() -> None:
+    world = await without_pods()
+    refused(world, "trainer", "exceeded quota: team")
+    for _ in range(int(PATIENCE) + 2):
+        await world.turn()
+    assert "exceeded quota: team" in world.status.message
+    world.asleep = False
+    await world.until(state="Running")
+    world.now += 10
+    world.enqueue((NAMESPACE, "demo"), 0.0)
+    await world.turn()
+    world.asleep = True
+    world.kill_pod("demo-trainer-0")
+    for _ in range(3 * int(INTERVAL)):
+        await world.turn()
+    assert "demo-trainer-0 does not exist yet" in world.status.message
+    refused(world, "trainer", NO_CLASS)
+    for _ in range(int(INTERVAL) + 2):
+        await world.turn()
+    assert f"demo-trainer-0 does not exist: {NO_CLASS}" in world.status.message
 
 
 async def test_pods_that_come_at_once_cost_no_question() -> None:

@@ -13,6 +13,7 @@ from rljob_api.status import RLJobMeta
 from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
 from rljob_operator.kube.api import Api, ApiError, Key, Object
+from rljob_operator.times import seconds
 
 REFUSALS = (400, 403, 422)
 """Status codes with which the API server, or an admission policy, refuses an object however often it is sent."""
@@ -176,21 +177,28 @@ class UncreatedPods:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._missing: dict[Key, Missing] = {}
+        self._complete: dict[Key, dict[str, float]] = {}
+        """When all pods of a role were there last, in seconds since the epoch. An event that is older is about another shortage."""
 
     async def reasons(
         self, job: Key, sets: Iterable[Mapping[str, Any]], pods: Iterable[Pod], now: float
     ) -> dict[str, str]:
         """Why pods of the job's StatefulSets do not exist, by role, as far as that is known."""
-        there = [pod.role for pod in pods]
-        short = [one for one in sets if there.count(_role(one)) < one["spec"]["replicas"]]
+        there, short, complete = [pod.role for pod in pods], [], self._complete.setdefault(job, {})
+        for one in sets:
+            if there.count(_role(one)) < one["spec"]["replicas"]:
+                short.append(one)
+            else:
+                complete[_role(one)] = now
         if not short:
-            self.forget(job)
+            self._missing.pop(job, None)
             return {}
         missing = self._missing.setdefault(job, Missing(now + PATIENCE))
         if not now < missing.due <= now + INTERVAL:  # one that is later was set before the clock was set back
             missing.due = now + INTERVAL
-            missing.reasons = {_role(one): why for one in short if (why := await self._reason(one))}
-        return missing.reasons
+            since = {_role(one): min(complete.get(_role(one), 0.0), now) for one in short}
+            missing.reasons = {_role(one): why for one in short if (why := await self._reason(one, since[_role(one)]))}
+        return {role: missing.reasons[role] for role in map(_role, short) if role in missing.reasons}
 
     def due(self, job: Key) -> float | None:
         """When to ask for the job's pods, in seconds since the epoch; None: all exist."""
@@ -199,9 +207,10 @@ class UncreatedPods:
 
     def forget(self, job: Key) -> None:
         self._missing.pop(job, None)
+        self._complete.pop(job, None)
 
-    async def _reason(self, stateful_set: Mapping[str, Any]) -> str:
-        """The newest reason; empty: there is none, or it cannot be read, which is no reason to stop."""
+    async def _reason(self, stateful_set: Mapping[str, Any], since: float) -> str:
+        """The newest reason; empty: there is none, or it cannot be read, which is no reason to stop. `since`: seconds since the epoch."""
         meta = stateful_set["metadata"]
         fields = f"involvedObject.uid={meta['uid']},reason=FailedCreate"
         try:
@@ -209,7 +218,7 @@ class UncreatedPods:
         except ApiError as error:
             log.warning("events of StatefulSet %s/%s: %s", meta["namespace"], meta["name"], error)
             return ""
-        events = [event for page in pages for event in page.objects]
+        events = [event for page in pages for event in page.objects if seconds(_time(event)) >= int(since)]
         newest = max(events, key=_time, default={})
         said = one_line(str(newest.get("message") or ""))
         return said.rpartition("failed error: ")[2][:LONGEST]

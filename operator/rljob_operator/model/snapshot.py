@@ -233,11 +233,6 @@ class Snapshot:
         """What is refused and keeps pods from starting."""
         return tuple(problem for problem in self.conflicts if problem.verb != "delete")
 
-    @cached_property
-    def lacks_pods(self) -> bool:
-        """Whether the job could not use nodes: its pods may not start, or its gang is refused by a quota, for example."""
-        return self.lacks_children or bool(self.uncreated and not is_open(self.status.attempt))
-
     def absence(self, role: str) -> str:
         """That a pod of the role does not exist, and why, as far as that is known: the end of a sentence."""
         why = self.uncreated.get(role)

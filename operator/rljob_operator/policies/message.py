@@ -12,6 +12,7 @@ from rljob_api.status_parts import PlacementStatus
 from rljob_api.text import one_line, plain
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.children import sentences
+from rljob_operator.model.ordinals import refused_roles
 from rljob_operator.model.snapshot import Snapshot, is_open, sized
 from rljob_operator.policies.causes import Cause, MemberStatus, member_statuses, on_node
 from rljob_operator.policies.change import Change, Event
@@ -158,14 +159,17 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         return f"waiting for {_enumerated(progress.loading)} to load"
     if progress and progress.phase == "waiting":
         unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
-        absent = [
-            f"{role} pods do not exist: {why}" for role, why in s.uncreated.items() if not names.is_model_role(role)
-        ]
+        absent = _uncreated_servers(s, s.uncreated)
         servers = [text for counted in (status.rollout, *status.pools.values()) for text in counted.unready]
         problems = "; ".join([*unplaced, *absent, *_pod_problems(s, status, _of_one_pod(s, status)), *servers])
         return f"waiting for {_servers(status)}" + (f": {problems}" if problems else "")
     starting = "; ".join([f"attempt {attempt.number} is starting{_start_point(status)}", *_awaited(progress)])
     return "; ".join(s.unreadable.values()) or starting
+
+
+def _uncreated_servers(s: Snapshot, roles: Iterable[str]) -> list[str]:
+    """Why servers of these roles do not exist. Members of a gang are named one by one."""
+    return [f"{role} pods do not exist: {s.uncreated[role]}" for role in roles if not names.is_model_role(role)]
 
 
 def _of_one_pod(s: Snapshot, status: JobStatus) -> tuple[Pod, ...]:
@@ -227,7 +231,7 @@ def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
     if status.placement and status.placement.problem:
         kept = _reserved(status.placement)
         return f"{after}waiting for capacity: {status.placement.problem}{kept}{release_note(s, status)}"
-    problems = _pod_problems(s, status, _awaited_launchers(s, status))
+    problems = [*_uncreated_servers(s, refused_roles(s)), *_pod_problems(s, status, _awaited_launchers(s, status))]
     awaited = problems or list(s.unreadable.values()) or list(opening_problems(s, status))
     return (
         f"{after}waiting for {_launchers(s)} pods: {'; '.join(awaited[:3])}{release_note(s, status)}"

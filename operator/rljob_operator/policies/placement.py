@@ -12,7 +12,7 @@ from rljob_api.sizing.layout import placed_pods, required_pods
 from rljob_api.status import JobStatus
 from rljob_api.status_parts import Exclusion, PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import target
+from rljob_operator.model.ordinals import lacks_pods, target
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, set_
@@ -152,7 +152,7 @@ def _assigned(s: Snapshot, before: PlacementStatus, wanted: PodNames) -> tuple[P
     result, excluded = s.scheduling, before.excluded
     if result is None:
         known = set[str]().union(*wanted.values())
-        if s.lacks_pods:  # what is not on its node yet would keep it from others
+        if lacks_pods(s):  # what is not on its node yet would keep it from others
             known &= {pod.name for pod in s.pods if pod.node and not pod.deleting}
         kept = [x for x in before.assignments if x.pod in known]
         settled = {

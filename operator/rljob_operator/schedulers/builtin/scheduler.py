@@ -12,7 +12,7 @@ from itertools import islice
 from rljob_api.status_parts import PlacementReport
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Key
-from rljob_operator.model.ordinals import target
+from rljob_operator.model.ordinals import lacks_pods, target
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers.builtin.cache import SchedulerCache
@@ -167,7 +167,7 @@ class GangScheduler:
 
     def _request(self, s: Snapshot) -> SchedulingRequest | None:
         key = (s.job.namespace, s.job.name)
-        if s.lacks_pods:
+        if lacks_pods(s):
             self._without_pods.add(key)
             return None
         self._without_pods.discard(key)
