@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rljob_api import reasons
+from rljob_api.policy import JobPolicy
 from rljob_operator.cache.pods import Pod
 from rljob_operator.kube.api import Object
 from rljob_operator.model.ordinals import lacks_pods
@@ -137,6 +138,68 @@ async def test_a_pod_whose_deletion_is_refused_is_named_and_keeps_no_other_from_
     assert "the API server refuses the deletion of Pod demo-trainer-0: " + WEBHOOK in world.status.message
     world.cluster.refuses = lambda verb, obj: None
     await world.until(state="Running", attempt=2, turns=int(LONGEST) + 20)
+
+
+async def test_a_claim_whose_deletion_is_refused_is_named_and_keeps_no_other_from_being_deleted() -> None:
+    agent = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16}
+    rollout = {"replicas": 1, "sampling": {"maxTokens": 8}, "agent": agent}
+    world = World(steps=10**6, policy=JobPolicy(agent_sandbox=True))
+    world.apply(rollout=rollout, environments=[{"name": "python", "replicas": 3}])
+    await world.until(state="Running", step=3)
+    world.cluster.refuses = refusing(["SandboxClaim"], WEBHOOK, ["delete"], "demo-sandbox0-0")
+    before = {key: obj["metadata"]["uid"] for key, obj in world.cluster.objects.items() if key[0] == "SandboxClaim"}
+    world.edit_spec(environments=[{"name": "python", "replicas": 3, "template": {"image": "docker.io/library/b:1"}}])
+    world.edit_spec(suspend=True)
+    for _ in range(40):
+        await world.turn()
+    after = {key: obj["metadata"]["uid"] for key, obj in world.cluster.objects.items() if key[0] == "SandboxClaim"}
+    assert {name for _, _, name in before.keys() & after.keys()} == {"demo-sandbox0-0"}
+    assert admitted(world)[0] == reasons.CHILD_REFUSED
+    assert f"the API server refuses the deletion of SandboxClaim demo-sandbox0-0: {WEBHOOK}" in world.status.message
+    world.cluster.refuses = lambda verb, obj: None
+    await world.until(state="Suspended", turns=int(LONGEST) + 20)
+
+
+async def test_a_finished_job_names_the_child_whose_deletion_is_refused_and_deletes_all_others() -> None:
+    world = World(steps=4)
+    world.cluster.refuses = refusing(["ConfigMap", "Role"], WEBHOOK, ["delete"])
+    world.apply(lifecycle={"ttlSecondsAfterFinished": 0})
+    await world.until(state="Succeeded")
+    for _ in range(40):
+        await world.turn()
+    kinds = {kind for kind, namespace, _ in world.cluster.objects if namespace == NAMESPACE}
+    assert {"ConfigMap", "Role"} <= kinds and kinds.isdisjoint(
+        {"StatefulSet", "ServiceAccount", "RoleBinding", "Service"}
+    )
+    reason, message = admitted(world)
+    assert reason == reasons.CHILD_REFUSED and "the deletion of ConfigMap demo" in message and message.endswith(WEBHOOK)
+    world.cluster.refuses = lambda verb, obj: None
+    for _ in range(int(LONGEST) + 5):
+        await world.turn()
+    kinds = {kind for kind, namespace, _ in world.cluster.objects if namespace == NAMESPACE}
+    assert kinds.isdisjoint({"ConfigMap", "Role"}) and admitted(world)[0] != reasons.CHILD_REFUSED
+
+
+async def test_a_pod_that_becomes_ready_is_no_reason_to_send_a_refused_write_of_its_set_again() -> None:
+    world = await running()
+    asked: list[float] = []
+
+    def answer(verb: str, obj: Object) -> Any:
+        refusal = refusing(["StatefulSet"], WEBHOOK, ["apply"], "demo-rollout")(verb, obj)
+        if refusal:
+            asked.append(world.now)
+        return refusal
+
+    world.cluster.refuses = answer
+    world.edit_spec(rollout={"replicas": 3, "sampling": {"maxTokens": 8}})
+    for ready in range(int(FIRST)):
+        world.cluster.edit("StatefulSet", NAMESPACE, "demo-rollout")["status"] = {"readyReplicas": ready}
+        await world.turn()
+    assert len(asked) == 1
+    world.cluster.edit("StatefulSet", NAMESPACE, "demo-rollout")["metadata"]["generation"] += 1
+    await world.turn()
+    await world.turn()
+    assert len(asked) == 2, "somebody has changed its spec"
 
 
 async def test_a_gang_of_which_one_pod_may_not_be_let_go_gives_its_nodes_back() -> None:

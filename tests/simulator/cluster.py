@@ -87,11 +87,13 @@ class FakeCluster:
     async def apply(self, obj: Object, live: Object) -> Object:
         stored = self._guarded(obj | {"metadata": obj["metadata"] | _guard(live)})
         self._admit("apply", obj, stored)
-        uid = stored["metadata"]["uid"]
+        uid, spec = stored["metadata"]["uid"], copied(stored.get("spec"))
         prune(stored, self._applied.get(uid, {}), obj)
         merge(stored, obj)
         self._applied[uid] = copied(obj)
         canonical(stored)
+        if "generation" in stored["metadata"] and stored["spec"] != spec:
+            stored["metadata"]["generation"] += 1
         return self._changed("apply", stored)
 
     async def merge(self, obj: Object, live: Object) -> Object:
@@ -161,6 +163,8 @@ class FakeCluster:
         stored = copied(obj)
         canonical(stored)
         stored["metadata"] |= {"uid": f"{self.version:08d}-uid", "creationTimestamp": stamp(EPOCH + self.version)}
+        if key[0] == "StatefulSet":
+            stored["metadata"]["generation"] = 1
         self.touch(stored)
         self.objects[key] = stored
         return stored

@@ -108,12 +108,12 @@ class Reconciler:
         problems = await self._writer.children(s, wanted)
         ungate = () if problems else decision.ungate
         if wanted:  # without a valid spec nobody knows
-            await self._writer.delete(unneeded(s, wanted))
+            problems += tuple(await self._writer.delete(s, unneeded(s, wanted)))
         problems += tuple(await self._writer.delete_pods(s, decision.delete))
         problems += tuple(await self._writer.delete_pods(s, decision.force, force=True))
         problems += tuple(await self._writer.let_go(s, decision.let_go))
         if decision.status.cleaned_up:
-            await self._writer.delete_children(s)
+            problems += tuple(await self._writer.delete_children(s))
         return problems + tuple(await self._writer.ungate(s, ungate))
 
     async def _write_status(self, key: Key, job: Object, s: Snapshot, decision: Decision) -> float | None:

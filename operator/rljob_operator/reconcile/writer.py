@@ -93,7 +93,7 @@ class Writer:
     async def _child(self, s: Snapshot, child: Object) -> ChildProblem | None:
         live = _seen(s, child)
         sent = None if child["kind"] == "Secret" else child  # a new one has another value each time
-        over = None if live is None or _is_frozen(live) else live["metadata"]["resourceVersion"]
+        over = None if live is None or _is_frozen(live) else _written_part(live)
         write = Write("write", child, (sent, over))
         return await self._attempt(s, write, partial(self._write_child, s, child))
 
@@ -172,7 +172,7 @@ class Writer:
         namespace, problems = s.job.namespace, list[ChildProblem | None]()
         for pod in pods:
             if pod.claim and not force:
-                await self._delete_claim(namespace, pod.claim)
+                problems += await self._delete_claim(s, pod.claim)
             else:
                 send = partial(self._delete, "Pod", namespace, pod.name, pod.uid, force=force)
                 problems.append(await self._attempt(s, Write("delete", _pod(pod), (pod.uid, force)), send))
@@ -193,21 +193,24 @@ class Writer:
                 raise
             await self._refresh("Pod", namespace, pod.name)
 
-    async def _delete_claim(self, namespace: str, name: str) -> None:
-        known = self._cache.children["SandboxClaim"].get((namespace, name))
-        if known and "deletionTimestamp" not in known.value["metadata"]:
-            await self._delete("SandboxClaim", namespace, name, known.uid)
+    async def _delete_claim(self, s: Snapshot, name: str) -> list[ChildProblem]:
+        known = self._cache.children["SandboxClaim"].get((s.job.namespace, name))
+        if known is None or "deletionTimestamp" in known.value["metadata"]:
+            return []
+        return await self.delete(s, [dict(known.value)])
 
-    async def delete(self, objects: list[Object]) -> None:
+    async def delete(self, s: Snapshot, objects: Iterable[Object]) -> list[ChildProblem]:
+        """Returns why some stay."""
+        problems = list[ChildProblem | None]()
         for obj in objects:
-            kind, namespace, name = _name(obj)
-            await self._delete(kind, namespace, name, obj["metadata"]["uid"])
+            uid = obj["metadata"]["uid"]
+            send = partial(self._delete, *_name(obj), uid)
+            problems.append(await self._attempt(s, Write("delete", obj, uid), send))
+        return [problem for problem in problems if problem]
 
-    async def delete_children(self, s: Snapshot) -> None:
-        """Deletes all children but the token's Secret, which goes with the job: we may create Secrets and nothing else."""
-        for (kind, name), live in s.children.items():
-            if controls(s.job, live):
-                await self._delete(kind, s.job.namespace, name, live["metadata"]["uid"])
+    async def delete_children(self, s: Snapshot) -> list[ChildProblem]:
+        """Deletes all children but the token's Secret, which goes with the job: we may create Secrets and nothing else. Returns why some stay."""
+        return await self.delete(s, [dict(live) for live in s.children.values() if controls(s.job, live)])
 
     async def _delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
         try:
@@ -255,6 +258,14 @@ def _adds_pods(s: Snapshot, child: Object) -> bool:
         return child["kind"] in SANDBOX_KINDS
     live = _seen(s, child)
     return bool(child["spec"]["replicas"] > (live["spec"]["replicas"] if live else 0))
+
+
+def _written_part(live: Object) -> object:
+    """Differs if what a write may correct has changed: not with the status, which changes with each pod that becomes ready."""
+    meta = live["metadata"]
+    if "generation" not in meta:  # it has no status
+        return meta["resourceVersion"]
+    return meta["generation"], meta.get("labels"), meta.get("annotations"), meta.get("ownerReferences")
 
 
 def _is_frozen(live: Object) -> bool:
