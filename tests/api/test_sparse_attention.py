@@ -21,6 +21,7 @@ TOKENS = 16384
 LAYER = TOKENS * (4 * 2048 + 8)
 """Bytes of a micro-batch and layer: 2,048 numbers of four bytes for each token, and the last one that it may attend to in eight."""
 FULL = {"granularity": "full"}
+ATTENTION = {"recompute": {"granularity": "selective", "modules": ["core_attn"]}}
 
 
 def shape_of(**keys: Any) -> Shape:
@@ -65,13 +66,15 @@ def activations(spec: RLJobSpec, shape: Shape) -> float:
         (ALL, {"recompute": FULL | {"layers": 3}}, 3),
         (ALL, {"recompute": FULL | {"method": "block", "layers": 30}}, 9 * 2 + 1),
         (ALL, {"recompute": {"granularity": "selective", "modules": ["moe_act"]}}, 39 * 2),
-        (ALL, {"recompute": {"granularity": "selective", "modules": ["core_attn"]}}, 1 * 2),
+        (ALL, ATTENTION, 1),
+        (ALL, ATTENTION | {"parallelism": {"pipeline": 1}}, 1),
+        (ALL, ATTENTION | {"parallelism": {"pipeline": 4}}, 1),
         (ALL, {"parallelism": {"tensor": 4}}, 39 * 2),
         (ALL, {"parallelism": {"context": 2}}, 39),
         (ALL, {"parallelism": {"pipeline": 1}}, 78),
         (FEW, {}, 39 * 2 * 21 / 78),
         (FEW, {"recompute": FULL}, 39 * 2 * 21 / 78),
-        (FEW, {"recompute": {"granularity": "selective", "modules": ["core_attn"]}}, 39 * 2 * 21 / 78),
+        (FEW, ATTENTION, 39 * 2 * 21 / 78),
     ],
 )
 def test_layers_whose_choices_are_kept(shape: Shape, trainer: dict[str, Any], layers: float) -> None:

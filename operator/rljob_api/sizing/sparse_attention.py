@@ -42,10 +42,15 @@ def is_shared(shape: Shape) -> bool:
 
 def layers_kept(recompute: Recompute, layers: float, whole: float) -> float:
     """Where each layer chooses by itself: of a stage's layers, those whose choices are kept between a forward and a backward pass. `whole`: those
-    that are not computed again. Where attention alone is, the choices of one layer are there at a time."""
+    that are not computed again."""
     if recompute.granularity == "full":
         return whole
-    return 1.0 if recompute.granularity == "selective" and "core_attn" in recompute.modules else layers
+    return 0.0 if attends_again(recompute) else layers
+
+
+def attends_again(recompute: Recompute) -> bool:
+    """Whether attention alone is computed again, and the choices of one layer are there at a time, whatever waits for a backward pass."""
+    return recompute.granularity == "selective" and "core_attn" in recompute.modules
 
 
 def scores(spec: RLJobSpec, shape: Shape) -> tuple[float, float]:

@@ -33,7 +33,7 @@ from typing import Any, Literal
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.shape import BYTES, Shape
-from rljob_api.sizing.sparse_attention import choices, is_shared, layers_kept
+from rljob_api.sizing.sparse_attention import attends_again, choices, is_shared, layers_kept
 from rljob_api.sizing.split import Unsplit, split
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.processes import Parallelism
@@ -166,8 +166,8 @@ def passes(spec: RLJobSpec, shape: Shape, share: StageLayers, role: str) -> tupl
     chosen, shared = tokens * choices(spec, shape), is_shared(shape)
     kept = share.layers if shared else layers_kept(ranks.recompute, share.layers, whole)
     waiting = (whole * layer + inputs * passed + kept * chosen) * _in_flight(lay, share.stage)
-    alone = layer if shared else layer + chosen
-    activations = waiting + again * alone + tokens * width * _seen(spec, shape)
+    chosen_again = 0.0 if shared else max(again, float(attends_again(ranks.recompute))) * chosen
+    activations = waiting + again * layer + chosen_again + tokens * width * _seen(spec, shape)
     forward = layer + (share.layers if shared else 1) * chosen
     last = share.stage == lay.pipeline - 1
     logits = (width + FLOAT) * tokens * _outputs(spec, shape, lay) / lay.tensor if last else 0.0

@@ -33,6 +33,11 @@ CUTS: dict[str, dict[str, Any]] = {
     "tensor": {"nodes": 2, "parallelism": {"tensor": 2}},
     "context": {"nodes": 2, "parallelism": {"context": 2}},
     "pipeline": {"nodes": 2, "parallelism": {"pipeline": 2}},
+    "pipeline, attention recomputed": {
+        "nodes": 2,
+        "parallelism": {"pipeline": 2},
+        "recompute": {"granularity": "selective", "modules": ["core_attn"]},
+    },
     "pipeline, recomputed": {"nodes": 2, "parallelism": {"pipeline": 2}, "recompute": {"granularity": "full"}},
 }
 
