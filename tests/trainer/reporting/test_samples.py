@@ -3,6 +3,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from rljob_api import names
 from rljob_trainer.reporting.kept_steps import KEPT_STEPS
@@ -169,3 +170,45 @@ def test_images_of_kept_samples_are_written_once_and_deleted_with_their_step(tmp
     assert files == {f"step_1_{n}.png": str(n + 1) for n in range(MOST_IMAGES)}
     write_samples(tmp_path, batch(KEPT_STEPS + 1), Letters(), {})
     assert [file.name for file in (tmp_path / "samples").iterdir()] == [f"step_{KEPT_STEPS + 1}.jsonl"]
+
+
+def test_a_volume_that_takes_no_samples_costs_a_warning(tmp_path, caplog):
+    (tmp_path / "samples").write_text("no directory")
+    write_samples(tmp_path, batch(6), Letters(), {})
+    assert "samples of step 6 are not in the run directory" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "1", "{}", '{"segments": ["a"]}', '{"segments": [{"tokens": [1, 2, 3]}]}', b"\xff"]
+)
+def test_a_damaged_file_of_samples_costs_a_warning_and_stays(tmp_path, caplog, text):
+    made, file = Batch.of(6, [two_turns(6, 0)], {}), names.samples_file(tmp_path, 6)
+    file.parent.mkdir()
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    before = file.read_bytes()
+    add_log_probs(tmp_path, 6, made.columns, np.zeros(3, np.float32))
+    assert "samples of step 6 lack the trainer's log-probabilities" in caplog.text and file.read_bytes() == before
+
+
+def test_a_volume_that_takes_no_log_probabilities_costs_a_warning(tmp_path, caplog):
+    made = Batch.of(6, [two_turns(6, 0)], {})
+    write_samples(tmp_path, made, Letters(), {})
+    (tmp_path / "samples" / ".step_6.jsonl.tmp").mkdir()
+    add_log_probs(tmp_path, 6, made.columns, np.zeros(3, np.float32))
+    assert "samples of step 6 lack the trainer's log-probabilities" in caplog.text
+
+
+def test_an_image_that_cannot_be_written_costs_a_warning_and_not_the_text(tmp_path, caplog):
+    class Fails(Numbers):
+        def png(self, image: Image, most: int) -> bytes:
+            if len(image.pixels) == 2:
+                raise TypeError("image_std is None")
+            return super().png(image, most)
+
+    images = [(n, Image(np.zeros((n + 1, 4), np.float32), (1, n + 1), 1)) for n in range(3)]
+    one = Trajectory(
+        (prompt([1] * 9, images), sampled([2], [-1.0], 0)), 7, 0, 0, finish_reason="stop", reward=0.5, data_source=""
+    )
+    write_samples(tmp_path, Batch.of(1, [one], {}), Letters(), {}, Fails())
+    assert lines(tmp_path, 1)[0]["segments"][0]["images"] == [0, None, None]
+    assert "samples of step 1 lack images: TypeError('image_std is None')" in caplog.text

@@ -1,6 +1,7 @@
 """What the model reads and says: a few samples of each step as text, with their images, for people."""
 
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -27,6 +28,8 @@ MOST_TOKENS = 1024
 """Of a sample: so many that the policy wrote are also there one by one, with their log-probabilities."""
 MOST_IMAGES, MOST_PIXELS = 16, 640
 """Images of a step, and pixels of a side of one."""
+
+log = logging.getLogger(__name__)
 
 Scored = Mapping[tuple[int, int], Mapping[str, Any]]
 """By group and sample, what its reward functions said besides the reward, and the row's answer."""
@@ -55,29 +58,40 @@ def write_samples(
     root: Path, batch: Batch, tokenizer: Decoder, scored: Scored, images: ImageWriter | None = None
 ) -> None:
     """`samples/step_N.jsonl` below the checkpoint path, whole or not at all, and its images, if `images` can write them; files of old steps are
-    deleted."""
+    deleted. A volume that takes none costs a warning: training goes on without them."""
     file = names.samples_file(root, batch.step)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    _write(file, _lines(batch, tokenizer, scored, _pictured(root, batch, images)))
-    delete_old(file.parent, batch.step)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _write(file, _lines(batch, tokenizer, scored, _pictured(root, batch, images)))
+        delete_old(file.parent, batch.step)
+    except OSError as error:
+        log.warning("the samples of step %d are not in the run directory: %s", batch.step, error)
 
 
 def add_log_probs(root: Path, step: int, columns: Columns, values: Floats) -> None:
     """Add the trainer's log-probabilities to the tokens in the file of a step: a third value behind the rollout server's.
 
-    A file that does not hold this step's samples stays as it is: a job that replays batches writes none.
+    A file that does not hold this step's samples stays as it is: a job that replays batches writes none. One that cannot be read or written costs a
+    warning.
 
     Args:
         values: of the first MOST_TOKENS tokens that the policy wrote in each of kept_rows, one row after another; NaN: not computed
     """
-    file, rows = names.samples_file(root, step), kept_rows(columns)
+    of_rows = split(values, np.minimum(columns.learnt_length[kept_rows(columns)], MOST_TOKENS).tolist())
+    try:
+        _add(names.samples_file(root, step), of_rows)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("the samples of step %d lack the trainer's log-probabilities: %r", step, error)
+
+
+def _add(file: Path, of_rows: Sequence[Floats]) -> None:
+    """Raises OSError, and ValueError, KeyError, TypeError and AttributeError where the file holds something else."""
     lines = [json.loads(line) for line in read_text(file).split("\n") if line]
-    of_rows = split(values, np.minimum(columns.learnt_length[rows], MOST_TOKENS).tolist())
     tokens = [[token for s in line["segments"] for token in s.get("tokens", ())] for line in lines]
     if [len(t) for t in tokens] != [len(v) for v in of_rows]:
         return
-    for token, value in zip(chain(*tokens), values.tolist(), strict=True):
-        token[2:] = [_short(value)]
+    for token, value in zip(chain(*tokens), chain(*of_rows), strict=True):
+        token[2:] = [_short(float(value))]
     _write(file, lines)
 
 
@@ -86,14 +100,20 @@ def _write(file: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _pictured(root: Path, batch: Batch, images: ImageWriter | None) -> dict[int, int]:
-    """Writes the images of the samples. [id of an image] -> its number in the step; samples of one prompt share theirs."""
+    """Writes the images of the samples. [id of an image] -> its number in the step; samples of one prompt share theirs. Those from the first on
+    that cannot be written are left out."""
     placed = (image for row in kept_rows(batch.columns) for _, image in batch.trajectories[row].images)
     distinct = {id(image): image for image in placed} if images else {}
     chosen = dict(islice(distinct.items(), MOST_IMAGES))
-    for number, image in enumerate(chosen.values()):
-        assert images
-        names.sample_image(root, batch.step, number).write_bytes(images.png(image, MOST_PIXELS))
-    return {identity: number for number, identity in enumerate(chosen)}
+    written: dict[int, int] = {}
+    try:
+        for number, (identity, image) in enumerate(chosen.items()):
+            assert images
+            names.sample_image(root, batch.step, number).write_bytes(images.png(image, MOST_PIXELS))
+            written[identity] = number
+    except Exception as error:  # also what a model's own processor has in place of numbers
+        log.warning("the samples of step %d lack images: %r", batch.step, error)
+    return written
 
 
 def _lines(batch: Batch, tokenizer: Decoder, scored: Scored, pictured: Mapping[int, int]) -> Iterator[dict[str, Any]]:
