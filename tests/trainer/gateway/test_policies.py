@@ -14,6 +14,7 @@ from rljob_trainer.gateway.policies import ServedPolicies
 from rljob_trainer.gateway.registry import SavedModel
 from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.wire.rollout_client import RequestRefusedError
+from rljob_trainer.wire.service import ServePolicy
 
 SERVERS = [RolloutEndpoint(pod=f"r-{i}", pod_uid=f"u{i}", url=f"http://r-{i}") for i in range(3)]
 
@@ -25,6 +26,8 @@ class Service:
         self.policies = ServedPolicies("base", lambda: None)
         self.have = dict[str, str]()
         """By the UID of a pod: what it has in truth."""
+        self.steps = dict[str, int]()
+        """By the UID of a pod: what it calls that."""
         self.updates = list[str]()
         self.running, self.done = set[str](), list[str]()
         self._ends = dict[str, asyncio.Event]()
@@ -40,6 +43,7 @@ class Service:
         async with self.policies.turn(snapshot):
             serving = [s for s in SERVERS if self.policies.serving(s)]
             assert serving and {self.have[s.pod_uid] for s in serving} == {snapshot or "base"}
+            assert {self.steps[s.pod_uid] for s in serving} == {self.policies.step}
             self.running.add(name)
             try:
                 await self._ends[name].wait()
@@ -60,15 +64,26 @@ class Service:
 
     async def update(self, failing: Sequence[str] = ()) -> bool:
         """What the ranks do next. False: nothing. `failing`: servers that cannot be updated."""
-        work = self.policies.next_update()
+        work = self.begin_update()
         if work is None:
             return False
+        await self.end_update(work, failing)
+        return True
+
+    def begin_update(self) -> ServePolicy | None:
+        """The servers of an update have nothing while it lasts."""
+        work = self.policies.next_update()
+        for server in work.servers if work else ():
+            self.have[server["podUid"]] = ""
+        return work
+
+    async def end_update(self, work: ServePolicy, failing: Sequence[str] = ()) -> None:
         pods = [server["podUid"] for server in work.servers if server["podUid"] not in failing]
         self.have |= dict.fromkeys(pods, work.path)
+        self.steps |= dict.fromkeys(pods, work.step)
         self.updates.append(work.path)
         self.policies.served(work, pods)
         await settle()
-        return True
 
 
 async def settle() -> None:
@@ -142,32 +157,78 @@ async def test_samples_of_a_policy_that_servers_cannot_have_fail_alone() -> None
     assert await service.update() and service.running == {"b"}
 
 
+async def test_a_policy_that_servers_still_have_needs_no_update_when_the_sample_that_was_to_follow_is_cancelled() -> (
+    None
+):
+    service = Service()
+    await service.ask("a", "one")
+    await service.update()
+    await service.end("a")
+    await service.ask("b", "two")
+    await service.ask("c", "one")
+    await service.cancel("b")
+    assert service.running == {"c"} and not await service.update()
+
+
+@pytest.mark.parametrize("failing", [(), ("u0",)])
+async def test_a_policy_that_ranks_replace_already_is_sent_again_when_that_sample_is_cancelled(
+    failing: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "PAUSE_SECONDS", 0.0)
+    service = Service()
+    await service.ask("a", "one")
+    await service.update()
+    await service.end("a")
+    await service.ask("b", "two")
+    work = service.begin_update()
+    assert work and work.path == "two"
+    await service.ask("c", "one")
+    await service.cancel("b")
+    assert not service.running
+    await service.end_update(work, failing)
+    assert not service.running and await service.update() and service.running == {"c"}
+
+
+@pytest.mark.parametrize("servers", [1, len(SERVERS)])
 @pytest.mark.parametrize("seed", range(30))
 async def test_every_sample_has_its_own_policy_and_none_waits_for_ever_whatever_happens(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sample asserts itself what servers have when its turn comes."""
+    """A sample asserts itself what servers have when its turn comes. At the end the servers stay as they are, unless there are none."""
     monkeypatch.setattr(policies, "PAUSE_SECONDS", 0.0)
     draw, service, asked, cancelled = random.Random(seed), Service(), list[str](), set[str]()
+    work: ServePolicy | None = None
+    listed = SERVERS[:1]
     for _ in range(200):
         match draw.randrange(8):
             case 0 | 1:
                 asked.append(f"{len(asked)}")
                 await service.ask(asked[-1], draw.choice(["", "one", "two"]))
             case 2 | 3:
-                await service.update(failing=draw.sample([s.pod_uid for s in SERVERS], draw.randrange(2)))
+                if work is None:
+                    work = service.begin_update()
+                else:
+                    await service.end_update(work, draw.sample([s.pod_uid for s in SERVERS], draw.randrange(2)))
+                    work = None
             case 4 if service.running:
                 await service.end(draw.choice(sorted(service.running)))
-            case 5 if asked:
-                name = draw.choice(asked)
-                cancelled |= {name} - set(service.done)
+            case 5 if set(asked) - cancelled - set(service.done):
+                name = draw.choice(sorted(set(asked) - cancelled - set(service.done)))
+                cancelled.add(name)
                 await service.cancel(name)
             case 6:
-                service.policies.follow(draw.sample(SERVERS, draw.randrange(4)))
+                listed = draw.sample(SERVERS[:servers], draw.randrange(servers + 1))
+                service.policies.follow(listed)
+            case 7 if draw.randrange(2):
+                service.policies.begin()
+                work = None
             case 7:
-                draw.choice([service.policies.begin, lambda: service.policies.lost(draw.choice(SERVERS))])()
+                service.policies.lost(draw.choice(SERVERS))
         await settle()
-    service.policies.follow(SERVERS)
+    if work:
+        await service.end_update(work)
+    if not listed:
+        service.policies.follow(SERVERS[:servers])
     for _ in range(2 * len(asked)):
         for name in sorted(service.running):
             await service.end(name)

@@ -126,12 +126,11 @@ class ServedPolicies:
         """What became of an update. `pods`: UIDs of those that have the policy."""
         later, known = time.monotonic() + PAUSE_SECONDS, {endpoint.pod_uid for endpoint in self._endpoints}
         self._not_before |= {server["podUid"]: later for server in work.servers if server["podUid"] not in pods}
-        have = dict.fromkeys(known.intersection(pods), work.path)
         self.sending = ""
-        self._has |= have
-        self._step = max(self._step, work.step)
-        if work.path == self._next and have:
-            self._current, self._next = work.path, None
+        if work.step > self._step:
+            self._has.clear()  # whoever has no part in it would refuse this step
+            self._step = work.step
+        self._has |= dict.fromkeys(known.intersection(pods), work.path)
         self._advance()
 
     def lost(self, endpoint: RolloutEndpoint) -> None:
@@ -172,6 +171,10 @@ class ServedPolicies:
         if self._waiting and not self._running and self._next != self._waiting[0].policy:
             self._current, self._next = None, self._waiting[0].policy
             self._changed()
+        if self._next in self._has.values() and not self.sending:
+            # An update has brought it, or the samples for which it was to be replaced were cancelled before the ranks began.
+            self._current, self._next = self._next, None
+            self._advance()
 
 
 def _as_json(endpoint: RolloutEndpoint) -> dict[str, str]:
