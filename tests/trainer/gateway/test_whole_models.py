@@ -60,6 +60,22 @@ def confuse(snapshot: Path) -> None:
     (snapshot / POLICY).write_text(json.dumps(saved))
 
 
+def halve(snapshot: Path) -> None:
+    file = snapshot / POLICY
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def cut(snapshot: Path) -> None:
+    """As a copy that was not finished."""
+    file = snapshot / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 4)
+
+
+def lose(snapshot: Path) -> None:
+    """A file that the index names."""
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lost": "lost.safetensors"}}))
+
+
 def damage(snapshot: Path) -> None:
     """Change the last bit of a number, too little for the probe."""
     with (snapshot / "model.safetensors").open("r+b") as file:
@@ -91,7 +107,13 @@ def test_all_parameters_learn_and_each_snapshot_is_served_whenever_somebody_samp
     assert drawn[:3] * 4 == drawn, "each sampler has its own policy, in whatever order they ask"
     snapshot, last = snapshot_of(run), service.create_sampling_client(model_path=path)
     probed = (snapshot / POLICY).read_text()
-    for change, why in ((confuse, "log-probabilities of the trainer and the rollouts differ"), (damage, "is damaged")):
+    for change, why in (
+        (confuse, "log-probabilities of the trainer and the rollouts differ"),
+        (halve, "is damaged: .*Save it again"),
+        (damage, "is damaged: its tensors are not what was saved. Save it again"),
+        (cut, "is damaged: .*not fully covered.*Save it again"),
+        (lose, "is damaged: .*Save it again"),
+    ):
         served(samplers[1])
         change(snapshot)
         with pytest.raises(tinker.RequestFailedError, match=why):

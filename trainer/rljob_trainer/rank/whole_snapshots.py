@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from rljob_api import names
 from rljob_api.protocol import Control, RolloutEndpoint
 from rljob_trainer.checkpoint.files import write_json
 from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.megatron.service import ServiceEngine
-from rljob_trainer.model_files import weight_files
+from rljob_trainer.model_files import Damaged, weight_files
 from rljob_trainer.rank.driver_client import ServiceDriverClient
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rank.weights.senders import Senders
@@ -68,12 +68,14 @@ class WholeSnapshots:
             write_json(scratch / POLICY, {"digest": exported.version.digest} | probe)
 
     def serve(self, work: ServePolicy) -> WorkResult:
-        """Have servers serve what is in a directory. Raises RefusedWork when it is gone, its tensors are not those that were saved, or a server that
-        has it computes other log-probabilities."""
+        """Have servers serve what is in a directory. Raises RefusedWork when it is gone or cannot be read, its tensors are not those that were saved,
+        or a server that has it computes other log-probabilities."""
         directory = Path(work.path)
         if not self._ranks.all((directory / "config.json").is_file()):
             raise RefusedWork(f"{directory} holds no model: it was deleted")
         saved = self._ranks.broadcast(self._saved(directory) if self._ranks.is_first else None)
+        if isinstance(saved, str):
+            raise RefusedWork(saved)
         served = self._ranks.broadcast(self._sent(work, directory, saved))
         if isinstance(served, str):
             raise RefusedWork(served)
@@ -102,10 +104,13 @@ class WholeSnapshots:
         work = ForwardBackward(model=model, seq=0, data=data, loss="cross_entropy", forward_only=True)
         return [values.tolist() for values in self._engine.forward_backward(work).log_probs]
 
-    def _saved(self, directory: Path) -> dict[str, Any]:
-        """Of the base model nothing is known: servers have read it from the same files."""
-        file = directory / POLICY
-        return dict(json.loads(file.read_text())) if file.is_file() else {}
+    def _saved(self, directory: Path) -> dict[str, Any] | str:
+        """What a snapshot says of itself, or why its files cannot be read, which rank 0 alone does: it says so before any rank begins to send."""
+        try:
+            _require_whole(directory)
+            return _policy(directory / POLICY)
+        except (SafetensorError, Damaged, OSError, ValueError) as error:
+            return f"the snapshot {directory} is damaged: {error}. Save it again"
 
     def _probe(self, saved: dict[str, Any]) -> Probe | None:
         if not saved.get("sequences"):
@@ -119,6 +124,18 @@ class WholeSnapshots:
                 for name in shard.keys():  # noqa: SIM118 it is no dict
                     self._engine.heartbeat()
                     yield name, shard.get_tensor(name)
+
+
+def _require_whole(directory: Path) -> None:
+    """Reads headers, which have to fit the lengths of their files. Raises SafetensorError, Damaged and OSError."""
+    for file in weight_files(directory):
+        with safe_open(file, "pt"):
+            pass
+
+
+def _policy(file: Path) -> dict[str, Any]:
+    """Of the base model nothing is known: servers have read it from the same files. Raises OSError and ValueError."""
+    return dict(json.loads(file.read_text())) if file.is_file() else {}
 
 
 def _following(tokens: Sequence[int]) -> Datum:
