@@ -8,12 +8,11 @@ each server has to compute, too (probe).
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 
 from rljob_api import names
@@ -23,6 +22,7 @@ from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.megatron.service import ServiceEngine
 from rljob_trainer.model_files import Damaged, weight_files
 from rljob_trainer.rank.driver_client import ServiceDriverClient
+from rljob_trainer.rank.saved_tensors import tensors_of
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.collective import Ranks
@@ -84,7 +84,7 @@ class WholeSnapshots:
     def _sent(self, work: ServePolicy, directory: Path, saved: dict[str, Any]) -> list[str] | str:
         """On rank 0: UIDs of the pods that serve it, or why none may."""
         servers = [RolloutEndpoint.model_validate(server) for server in work.servers]
-        tensors = self._tensors(directory) if self._ranks.is_first else iter(())
+        tensors = tensors_of(directory, self._engine.heartbeat) if self._ranks.is_first else iter(())
         phases = [GatherPhase(tensors, self._ranks.is_first)]
         try:
             published = self._senders.publish(work.step, phases, servers, self._probe(saved), _nothing)
@@ -117,13 +117,6 @@ class WholeSnapshots:
             return None
         sequences, log_probs = (tuple(map(tuple, saved[key])) for key in ("sequences", "log_probs"))
         return Probe(sequences, log_probs, self._arithmetic)
-
-    def _tensors(self, directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
-        for file in weight_files(directory):
-            with safe_open(file, "pt") as shard:
-                for name in shard.keys():  # noqa: SIM118 it is no dict
-                    self._engine.heartbeat()
-                    yield name, shard.get_tensor(name)
 
 
 def _require_whole(directory: Path) -> None:

@@ -4,29 +4,21 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 
 from rljob_trainer.wire.weights.bucket import Entry, torch_dtype
+from rljob_trainer.wire.weights.multi_token import is_copy, multi_token_layers
 
 TIED = "lm_head.weight"
 EXPERT_BIAS = ".e_score_correction_bias"
 """Suffix of the routers' expert biases. Trainer and vLLM have them in float32, whatever type the checkpoint has."""
-SHARED = (".embed_tokens.weight", ".shared_head.head.weight")
-"""Suffixes of copies in the layers for multi-token prediction."""
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class RefusedUpdateError(ValueError):
     """The update does not fit the model. The served weights have not been touched."""
-
-
-def multi_token_layers(config: dict[str, Any]) -> tuple[str, ...]:
-    """Beginnings of the names of their tensors; empty: a config.json's model has none."""
-    layers, further = config.get("num_hidden_layers", 0), config.get("num_nextn_predict_layers") or 0
-    return tuple(f"model.layers.{layers + i}." for i in range(further))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +43,7 @@ class ExpectedTensors:
         further = multi_token_layers(config)
         for file in files:
             with safe_open(file, "pt") as handle:
-                names = (n for n in handle.keys() if not (n.startswith(further) and n.endswith(SHARED)))  # noqa: SIM118 not a dictionary
+                names = (n for n in handle.keys() if not is_copy(n, further))  # noqa: SIM118 not a dictionary
                 for name in names:
                     part = handle.get_slice(name)
                     own = _DTYPES.get(part.get_dtype(), dtype)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from rljob_trainer.server.weights.expected import multi_token_layers
+from rljob_trainer.wire.weights.multi_token import multi_token_layers
 
 
 class WithGuesses(Module):
