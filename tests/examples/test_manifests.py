@@ -30,6 +30,7 @@ def test_there_is_a_job_for_each_way_to_train() -> None:
         "lora",
         "moe",
         "ppo",
+        "reasoning-gym",
         "reward-model",
         "sft",
         "vision",
