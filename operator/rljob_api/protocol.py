@@ -138,8 +138,8 @@ class Failure(Wire):
     """Why a process ended an attempt."""
 
     kind: Literal["application", "configuration", "collective", "killed", "full"]
-    """Kind of the failure. `application`: an exception; `configuration`: a mistake that the user has to fix, so that a restart cannot help;
-    `collective`: another rank was lost, and the cause is there; `killed`: a process was ended by a signal; `full`: a volume has no space left."""
+    """`application`: an exception; `configuration`: a mistake of the user, which no restart mends; `collective`: another rank was lost, where the
+    cause is; `killed`: a signal ended a process; `full`: a volume has no space left."""
     rank: Count | None = None
     """Global rank of the process that failed; unset: it has none."""
     exception: Text = ""

@@ -52,7 +52,7 @@ class Environment(Model):
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
     """Base address: trajectories begin with a POST to `/reset` below it."""
     headers: StringMap = {}
-    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
+    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable: for Secrets."""
     retries: NonNegativeInt = 2
     """How often a `reset` is repeated after a connection error, a 429 or a 5xx. A `step` never is: it may have had its effect."""
 
@@ -78,7 +78,7 @@ class OpenEnv(Model):
     observation_key: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     """Field of the environment's observation that the policy reads: a text, or chat messages. A field that a step leaves out says nothing."""
     headers: StringMap = {}
-    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
+    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable: for Secrets."""
     arguments: Verbatim = {}
     """Arguments of the environment's `reset`, in addition to the columns of the row, of which the server takes those that it knows."""
     sessions: PositiveInt = 1
@@ -92,7 +92,7 @@ class NemoGym(Model):
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
     """Base address of the server."""
     headers: StringMap = {}
-    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
+    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable: for Secrets."""
     sessions: PositiveInt = 256
     """Trajectories at a time."""
 
@@ -122,9 +122,8 @@ class AgentSpec(Model):
     """How the policy writes the calls of tools: the name of a tool-call parser of vLLM, which reads them on the rollout servers. Unset: that of the
     model's family (docs/reference/models.md)."""
     reasoning_parser: ParserName | None = None
-    """How the policy writes what it thinks: the name of a reasoning parser of vLLM, which separates it from the content of a message. Unset: that of
-    gpt-oss for its models, and none for all others, whose reasoning is part of the content. Set it only for a policy that always reasons: without the
-    end of reasoning, these parsers take a whole answer for it."""
+    """The reasoning parser of vLLM that separates what the policy thinks from the content of a message. Unset: that of gpt-oss for its models, and
+    none for all others. Set it only for a policy that always reasons: without the end of reasoning, these parsers take a whole answer for it."""
     max_turns: PositiveInt
     """Most responses that one trajectory may ask of the policy. Each has at most `sampling.maxTokens` tokens."""
     max_tokens: PositiveInt

@@ -104,9 +104,8 @@ class RolloutCorrection(Model):
     """Use the rollouts' log-probabilities as the old ones, so that the clipped ratio itself is the correction. Saves a forward pass."""
     router_replay: Literal["none", "trainer", "rollout"] = "none"
     """For a mixture of experts, which of them a token goes to in the trainer. `none`: those that the router chooses; `trainer`: in a step's updates
-    those that it chose when the old log-probabilities were measured, so that ratios change with the weights alone (R2, arXiv 2507.18071);
-    `rollout`: there and in the updates those that the rollouts chose for the response, so that rounding does not set the two apart (R3, arXiv
-    2510.11370)."""
+    those that it chose when the old log-probabilities were measured (R2, arXiv 2507.18071); `rollout`: there and in the updates those that the
+    rollouts chose for the response (R3, arXiv 2510.11370)."""
 
 
 class DynamicSampling(Model):

@@ -62,7 +62,7 @@ class RLJobSpec(Model):
     task: Task = "rl"
     """What is learnt. `rl`: what rewards favour, from responses that the policy generates; `sft`: conversations; `dpo`: preferences between
     answers, without a reward model; `rewardModel`: a model that scores answers, for `rewards[].model` of another job; `pretrain`: documents.
-    These four learn from `data` alone: they have no rewards and no rollouts. `service`: what clients with loops of their own ask for, over the
+    These four have no rewards and no rollouts. `service`: what clients with loops of their own ask for, over the
     network."""
     model: ModelSpec
     """The policy's starting point."""

@@ -46,10 +46,9 @@ class LoraSpec(Model):
     alpha: PositiveInt = 32
     """What an adapter adds is multiplied by alpha / rank."""
     targets: Annotated[list[LoraTarget], Field(min_length=1, max_length=7)] | None = None
-    """Matrices that get an adapter, by megatron-core's names: `linear_qkv` are queries, keys and values with one A, `linear_proj` the output of the
-    attention, `linear_fc1` gate and up with one A, `linear_fc2` down. With an A for each, as the peft library has it: `linear_q`, `linear_k`,
-    `linear_v`, `linear_fc1_gate` and `linear_fc1_up` in their place. Unset: those of `linear_qkv`, `linear_proj`, `linear_fc1` and `linear_fc2` that
-    the family of the model has adapters for."""
+    """Matrices that get an adapter, by megatron-core's names: `linear_qkv` and `linear_proj` of the attention, `linear_fc1` (gate and up) and
+    `linear_fc2` (down). With an A for each, as the peft library has it: `linear_q`, `linear_k`, `linear_v`, `linear_fc1_gate` and `linear_fc1_up`.
+    Unset: those of the first four that the family of the model has adapters for."""
     path: AbsolutePath | None = None
     """A directory of the peft library (adapter_config.json, adapter_model.safetensors) whose adapters are the beginning, with the same rank, alpha
     and targets. Unset: A is random and B zero."""
@@ -87,7 +86,7 @@ class ModelSpec(Model):
     trained."""
     multi_token_prediction: bool = False
     """Train the model's layer for multi-token prediction as well, which guesses the token after the next (arXiv 2412.19437, section 2.2), by cross
-    entropy on all tokens of each step. It gives the rest of the model no gradient. It is exported and sent to the rollouts, and is what
+    entropy on all tokens of each step. It is exported and sent to the rollouts, and is what
     `rollout.speculation.method: mtp` guesses with. False: it is left out, of exports as well."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the parameters in training and generation. Optimizer states and gradients are float32."""
@@ -211,8 +210,8 @@ class PythonReward(Model):
     """A Python file that the pods can read, for example from a ConfigMap volume."""
     interface: Literal["rljob", "verl"] = "rljob"
     """What the function takes, by these names. `rljob`: any of `prompt`, `response`, `answer`, `data_source`, `extra_info`, `row`, `tokens` and
-    `truncated`; `verl`: `data_source`, `solution_str`, `ground_truth` and `extra_info`, so that a file written for verl's custom_reward_function runs
-    as it is. Either returns a number, or a dict whose `score` is the reward and whose other numbers become metrics."""
+    `truncated`; `verl`: what verl's custom_reward_function takes, `data_source`, `solution_str`, `ground_truth` and `extra_info`. Either returns a
+    number, or a dict whose `score` is the reward and whose other numbers become metrics."""
     function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] | None = None
     """Name of the function. Unset: `reward`, or `compute_score` with `interface: verl`."""
     arguments: Verbatim = {}
@@ -229,7 +228,7 @@ class HttpReward(Model):
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
     """Receives POST `{"prompt", "response", "answer", "data_source"}` and answers `{"reward": number}`."""
     headers: StringMap = {}
-    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
+    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable: for Secrets."""
     retries: NonNegativeInt = 2
     """How often a call is repeated after a connection error, a 429 or a 5xx, within `timeoutSeconds`."""
 

@@ -77,7 +77,7 @@ class Servers(Model):
     """Number of pipeline stages of one vLLM server: groups of consecutive layers, on GPUs of their own."""
     data_parallel: ProcessCount = 1
     """Number of copies of the model in one vLLM server, each on tensorParallel GPUs, with requests and a key-value cache of its own. They share
-    the experts of a mixture-of-experts model: with `expertParallel` every GPU holds whole ones, otherwise a part of each."""
+    the experts of a mixture: with `expertParallel` every GPU holds whole ones, otherwise a part of each."""
     expert_parallel: bool = False
     """Whether each GPU of a vLLM server holds whole experts, `tensorParallel` x `dataParallel` GPUs all of a layer's, instead of a part of every
     expert."""
@@ -123,8 +123,8 @@ class Workers(Model):
     autoscaling: Autoscaling | None = None
     """As many pods as the calls need, trajectories or those of the reward function; unset: always `replicas`."""
     processes: ProcessCount | None = None
-    """Processes of each pod, of which each imports the function; unset: one for each CPU that the pod may use, at most 8. A process of an agent runs
-    up to 256 trajectories at a time; one of a reward calls its function once at a time, or up to 64 times if it is async."""
+    """Processes of each pod, of which each imports the function; unset: one for each CPU of the pod, at most 8. A process runs up to 256 trajectories
+    of an agent at a time, or a reward's function once, up to 64 times if it is async."""
     shm_size: Quantity = "1Gi"
     """Size of /dev/shm in worker pods, in memory."""
     template: Template = Template()

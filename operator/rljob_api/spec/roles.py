@@ -146,10 +146,9 @@ class RolloutSpec(Servers):
     """Smallest number of servers with the current policy: generation waits while there are fewer."""
     interrupt: Literal["wait", "continue", "keep"] = "wait"
     """What a new policy does to responses that are being generated ahead (`train.staleness` of at least 1). `wait`: it is published once the batches
-    that the policy before may begin are complete, so that a batch has one policy. `continue`: it is published at once; responses continue behind
-    the tokens that they have, which keep their policy and log-probabilities, and the first groups to complete make the next step. `keep`: as
-    `continue`, but servers receive the policy while they generate, and responses keep their keys and values, so that nothing is computed again.
-    Tokens then depend on keys and values of older policies; each keeps the log-probability with which it was sampled."""
+    that the policy before may begin are complete. `continue`: at once; responses continue behind the tokens that they have, which keep their policy
+    and log-probabilities, and the first groups to complete make the next step. `keep`: as `continue`, but servers receive the policy while they
+    generate, and responses keep their keys and values, on which later tokens then depend."""
     sampling: Sampling = Sampling()
     """How training responses are sampled."""
     agent: AgentSpec | None = None

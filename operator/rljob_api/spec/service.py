@@ -25,7 +25,7 @@ class ClientLimits(Model):
     max_saved: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """States and snapshots that the client has saved under a name, and not deleted. Unset: as many as the volume holds."""
     share: Annotated[int, Field(ge=1, le=1000)] = 1
-    """The client's part of the trainers' time, relative to those of other clients whose models have work too. It is measured in tokens."""
+    """The client's part of the trainers' time, in tokens, relative to those of other clients with work."""
 
 
 class ServiceClient(ClientLimits):
