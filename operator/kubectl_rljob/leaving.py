@@ -47,9 +47,9 @@ def expected(plan: Plan, measured: Leaving) -> Leaving:
     if measured.step is not None:
         return measured
     modelled = plan.speed() if plan.cards else None
-    return (
-        Leaving(modelled.seconds, source="by the model of --suggest, without the checkpoint") if modelled else Leaving()
-    )
+    if modelled is None:
+        return Leaving()
+    return Leaving(modelled.seconds, source="by the model of --suggest, without the checkpoint")
 
 
 def too_short(spec: RLJobSpec, leaving: Leaving) -> Iterator[Violation]:

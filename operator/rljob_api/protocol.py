@@ -138,7 +138,7 @@ class Failure(Wire):
     """Why a process ended an attempt."""
 
     kind: Literal["application", "configuration", "collective", "killed", "full"]
-    """`application`: an exception; `configuration`: a mistake of the user, which no restart mends; `collective`: another rank was lost, where the
+    """`application`: an exception; `configuration`: a mistake of the user, which no restart fixes; `collective`: another rank was lost, where the
     cause is; `killed`: a signal ended a process; `full`: a volume has no space left."""
     rank: Count | None = None
     """Global rank of the process that failed; unset: it has none."""

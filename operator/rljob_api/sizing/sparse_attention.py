@@ -8,8 +8,8 @@ But where layers take the choices of an earlier one, these stay for all of them 
 
 Computed: for l tokens l^2 / 2 scores of each of the indexer's heads of width d, on each tensor-parallel rank and in float32: 2 d operations, and 32
 bytes of the GPU's memory, since the product is written, cut at 0, weighted and added one after the other. Only forward passes have them, and layers
-that are computed again, unless their choices stayed. Attention to
-the chosen tokens takes as many operations as to all, once more before its backward pass, for which nothing of it is kept.
+that are computed again, unless their choices stayed. Attention to the chosen tokens takes as many operations as to all, once more before its backward
+pass, for which nothing of it is kept.
 """
 
 from rljob_api.sizing.layout import Amounts

@@ -71,11 +71,9 @@ class Speed:
     @property
     def phases(self) -> dict[PhaseName, float]:
         """Those that the job has."""
-        return (
-            {"generate": self.generate, "train": self.train, "sync": self.sync}
-            if self.generate
-            else {"train": self.train}
-        )
+        if not self.generate:
+            return {"train": self.train}
+        return {"generate": self.generate, "train": self.train, "sync": self.sync}
 
     @property
     def seconds(self) -> float:

@@ -70,7 +70,7 @@ def _covers_keys(live: Mapping[str, Any], wanted: Mapping[str, Any], inner: str)
 
 Verb = Literal["write", "ungate", "delete"]
 MOST_NAMED, MOST_CAUSES = 3, 5
-"""Objects that are named as refused for one cause, and causes that are told."""
+"""Objects that are named as refused for one cause, and causes that are said."""
 ENDING = re.compile(r"namespace (\S+) (because it )?is being terminated")
 """What the API server says of a new object in a namespace that is being deleted."""
 

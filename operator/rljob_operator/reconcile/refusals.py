@@ -52,7 +52,7 @@ class Refusals:
     async def attempt(
         self, job: Key, write: Write, now: float, send: Callable[[], Awaitable[ChildProblem | None]]
     ) -> ChildProblem | None:
-        """Sends the write, unless the same was refused lately. Returns why it could not be done. Raises ApiError for what may pass by itself."""
+        """Sends the write, unless the same was refused a moment ago. Returns why it could not be done. Raises ApiError for what may pass."""
         of_job = self._jobs.setdefault(job, {})
         known = of_job.pop(write.target, None)
         if known and known.sent == write.sent and is_ahead(known.until, LONGEST, now):

@@ -72,6 +72,13 @@ class Writer:
     ) -> ChildProblem | None:
         return await self._refusals.attempt((s.job.namespace, s.job.name), write, s.now, send)
 
+    async def _attempt_at_once(
+        self, s: Snapshot, sends: Iterable[tuple[Write, Callable[[], Awaitable[ChildProblem | None]]]]
+    ) -> list[ChildProblem]:
+        """Returns why some could not be done."""
+        problems = await together([self._attempt(s, write, send) for write, send in sends])
+        return [problem for problem in problems if problem]
+
     async def children(self, s: Snapshot, wanted: list[Object]) -> tuple[ChildProblem, ...]:
         """Creates what is missing, corrects what is ours, and leaves alone what is not. Returns the children that could not be written.
 
@@ -180,9 +187,9 @@ class Writer:
 
     async def let_go(self, s: Snapshot, pods: Iterable[Pod]) -> list[ChildProblem]:
         """Takes the finalizers of backends from pods. Returns why some keep them."""
-        sends = [(pod, partial(self._let_go, s.job.namespace, pod)) for pod in pods]
-        work = [self._attempt(s, Write("write", _pod(pod), pod.uid), send) for pod, send in sends]
-        return [problem for problem in await together(work) if problem]
+        namespace = s.job.namespace
+        sends = [(Write("write", _pod(pod), pod.uid), partial(self._let_go, namespace, pod)) for pod in pods]
+        return await self._attempt_at_once(s, sends)
 
     async def _let_go(self, namespace: str, pod: Pod) -> None:
         """The API server refuses the patch if the finalizer is gone, or the pod."""
@@ -225,12 +232,14 @@ class Writer:
 
     async def ungate(self, s: Snapshot, ungate: Iterable[Ungate]) -> list[ChildProblem]:
         """Returns why some pods are not let go."""
-        sends = [(one, partial(self._ungate, s.job.namespace, one, s.now)) for one in ungate]
-        work = [
-            self._attempt(s, Write("ungate", _pod(one.pod), (one.pod.uid, one.node, one.head)), send)
-            for one, send in sends
+        sends = [
+            (
+                Write("ungate", _pod(one.pod), (one.pod.uid, one.node, one.head)),
+                partial(self._ungate, s.job.namespace, one, s.now),
+            )
+            for one in ungate
         ]
-        return [problem for problem in await together(work) if problem]
+        return await self._attempt_at_once(s, sends)
 
     async def _ungate(self, namespace: str, ungate: Ungate, now: float) -> None:
         """Patches a pod once: the API server refuses the patch if the pod was ungated already, or is gone."""

@@ -80,7 +80,7 @@ class Relist:
     """`namespaces`: those that are served; empty: all. `changed(kind, groups)` is called with the groups of a cache that a list has changed. `kinds`:
     that are watched in these namespaces.
 
-    Without the CRD of jobs there are none: a list of them that fails with 404 says so, and the watch goes on when the CRD is there again.
+    Without the CRD of jobs there are none: a list of them that fails with 404 says so, and the watch continues when the CRD is there again.
 
     A namespace is served while all of its kinds, and those of the whole cluster, can be listed. When a namespace is deleted, the operator loses its
     rights in it: it is served again as soon as it can be listed again, and the others are served meanwhile.

@@ -22,7 +22,7 @@ from rljob_trainer.agents.messages import first_of
 from rljob_trainer.agents.recording import Rollout
 from rljob_trainer.agents.responses import ResponsesRequest, respond
 from rljob_trainer.agents.session import Session
-from rljob_trainer.rewards.http_service import LARGEST_ANSWER, SHOWN, fill_in
+from rljob_trainer.rewards.http_service import LARGEST_ANSWER, SHOWN, fill_in, without_headers
 from rljob_trainer.rewards.request import RewardFailed, RewardFailureKind
 
 FIELD = "spec.rollout.agent.nemoGym"
@@ -87,19 +87,15 @@ class NemoGymServer:
 
     @asynccontextmanager
     async def _session(self) -> "AsyncIterator[_Environment]":
-        timeout, jar = (
-            aiohttp.ClientTimeout(total=None),
-            aiohttp.CookieJar(unsafe=True),
-        )  # servers may have mere addresses
+        timeout = aiohttp.ClientTimeout(total=None)  # the agent's own bounds everything
+        jar = aiohttp.CookieJar(unsafe=True)  # the address of a server may be a number
         async with aiohttp.ClientSession(
             headers=self._headers, timeout=timeout, cookie_jar=jar, connector=self._connector, connector_owner=False
         ) as client:
             yield _Environment(self, client)
 
     def failed(self, kind: RewardFailureKind, reason: str) -> RewardFailed:
-        for value in self._headers.values():
-            reason = reason.replace(value, "***") if value else reason
-        return RewardFailed(kind, self.field, self.url, reason)
+        return RewardFailed(kind, self.field, self.url, without_headers(reason, self._headers))
 
 
 class _Environment:

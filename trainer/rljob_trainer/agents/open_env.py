@@ -15,7 +15,14 @@ from rljob_trainer.agents.episode import Nonsense, Observation, observed, plain
 from rljob_trainer.agents.recording import Rollout
 from rljob_trainer.agents.service import turn_by_turn
 from rljob_trainer.agents.session import Session
-from rljob_trainer.rewards.http_service import FIRST_WAIT_SECONDS, LARGEST_ANSWER, LONGEST_WAIT_SECONDS, SHOWN, fill_in
+from rljob_trainer.rewards.http_service import (
+    FIRST_WAIT_SECONDS,
+    LARGEST_ANSWER,
+    LONGEST_WAIT_SECONDS,
+    SHOWN,
+    fill_in,
+    without_headers,
+)
 from rljob_trainer.rewards.request import RewardFailed, RewardFailureKind
 
 FIELD = "spec.rollout.agent.openEnv"
@@ -74,9 +81,7 @@ class OpenEnvServer:
         return {self._spec.action_key: text}
 
     def failed(self, kind: RewardFailureKind, reason: str) -> RewardFailed:
-        for value in self._headers.values():
-            reason = reason.replace(value, "***") if value else reason
-        return RewardFailed(kind, self.field, self.url, reason)
+        return RewardFailed(kind, self.field, self.url, without_headers(reason, self._headers))
 
 
 class _Full(Exception):

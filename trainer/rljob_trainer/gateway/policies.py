@@ -34,7 +34,7 @@ class _WaitingSample:
 
 
 class ServedPolicies:
-    """The current policy, and who waits for which."""
+    """The current policy, and the samples that wait for another."""
 
     def __init__(self, base: str, changed: Callable[[], None]) -> None:
         """`base`: directory of the base model; `changed`: called when an update is due."""
@@ -140,7 +140,7 @@ class ServedPolicies:
         self._changed()
 
     def refuse(self, policy: str, why: str) -> None:
-        """Servers cannot have a policy: who waits for it hears that."""
+        """Servers cannot have a policy: the samples that wait for it fail with that."""
         refused = [waiting for waiting in self._waiting if waiting.policy == policy]
         self._waiting = deque(waiting for waiting in self._waiting if waiting.policy != policy)
         self._has.clear()  # what they have of it counts for nothing

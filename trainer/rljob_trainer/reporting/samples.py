@@ -58,7 +58,7 @@ def write_samples(
     root: Path, batch: Batch, tokenizer: Decoder, scored: Scored, images: ImageWriter | None = None
 ) -> None:
     """`samples/step_N.jsonl` below the checkpoint path, whole or not at all, and its images, if `images` can write them; files of old steps are
-    deleted. A volume that takes none costs a warning: training goes on without them."""
+    deleted. A volume that takes none costs a warning: training continues without them."""
     file = names.samples_file(root, batch.step)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -106,10 +106,8 @@ class SpanLog:
     def _send(self, collector: Collector, step: int, text: str) -> None:
         try:
             collector.send(text.encode())
-        except (
-            OSError,
-            HTTPException,
-        ) as error:  # of an answer that is not HTTP, as gRPC's, the text may have control characters
+        except (OSError, HTTPException) as error:
+            # %r: of an answer that is not HTTP, as gRPC's, the text may have control characters
             log.warning("the OpenTelemetry collector lacks the spans of step %d: %r", step, error)
         except ValueError:
             log.warning(

@@ -40,6 +40,13 @@ class UnauthorizedError(TransientError):
     """The server does not take the token that it was shown (401)."""
 
 
+def without_headers(text: str, headers: Mapping[str, str]) -> str:
+    """The text with nothing that a header holds, which may be a key."""
+    for value in filter(None, headers.values()):
+        text = text.replace(value, "***")
+    return text
+
+
 class Service(Protocol):
     """Who says what is wrong with a call."""
 
@@ -76,9 +83,7 @@ class Post:
                 raise self.failed("timeout", f"took longer than {self._seconds:g} s") from error
 
     def failed(self, kind: RewardFailureKind, reason: str) -> RewardFailed:
-        for value in self._headers.values():
-            reason = reason.replace(value, "***") if value else reason
-        return RewardFailed(kind, self._field, self._url, reason)
+        return RewardFailed(kind, self._field, self._url, without_headers(reason, self._headers))
 
     async def _ask(self, body: dict[str, Any]) -> Any:
         for repetition in range(self._retries + 1):

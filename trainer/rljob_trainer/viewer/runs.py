@@ -56,7 +56,7 @@ class RunFiles:
         return {"name": self.root.name or str(self.root), "path": str(self.root), "samples": samples, "spans": spans}
 
     def metrics(self) -> dict[str, Any]:
-        """`steps`, and for each name the values at these steps; null where there is none. Raises Unreadable."""
+        """`steps`, and for each name the values at these steps; null where there is none. Raises UnreadableRun."""
         steps: dict[int, dict[str, float]] = {}
         for record in _records(names.metrics_file(self.root)):
             step = record.get("step")
@@ -67,15 +67,15 @@ class RunFiles:
         return {"steps": chosen, "values": {name: [steps[step].get(name) for step in chosen] for name in known}}
 
     def samples(self, step: int) -> list[Mapping[str, Any]]:
-        """Of a step, as docs/data-formats.md says. Raises Unreadable."""
+        """Of a step, as docs/data-formats.md says. Raises UnreadableRun."""
         return list(_records(names.samples_file(self.root, step)))
 
     def spans(self, step: int) -> list[Mapping[str, Any]]:
-        """Of a step, as OTLP's requests to export traces. Raises Unreadable."""
+        """Of a step, as OTLP's requests to export traces. Raises UnreadableRun."""
         return list(_records(names.spans_file(self.root, step)))
 
     def image(self, step: int, number: int) -> bytes:
-        """A PNG file. Raises Unreadable."""
+        """A PNG file. Raises UnreadableRun."""
         file = names.sample_image(self.root, step, number)
         content = _content(file)
         if not content.startswith(PNG):
@@ -101,7 +101,7 @@ def _records(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _content(file: Path) -> bytes:
-    """Raises Unreadable."""
+    """Raises UnreadableRun."""
     try:
         return _bounded(file)
     except OSError as error:
@@ -109,7 +109,7 @@ def _content(file: Path) -> bytes:
 
 
 def _bounded(file: Path) -> bytes:
-    """Does not wait for the writer of a pipe. Raises OSError or Unreadable."""
+    """Does not wait for the writer of a pipe. Raises OSError or UnreadableRun."""
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as source:
         status = os.fstat(source.fileno())
         if not stat.S_ISREG(status.st_mode):

@@ -117,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._error(HTTPStatus.NOT_FOUND, str(error))
 
     def _show(self, run: RunFiles, asked: re.Match[str]) -> None:
-        """Raises Unreadable."""
+        """Raises UnreadableRun."""
         match asked.groupdict():
             case {"image": str(number), "samples": str(step)}:
                 self._send(HTTPStatus.OK, "image/png", run.image(int(step), int(number)))
