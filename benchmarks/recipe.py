@@ -12,21 +12,17 @@ each seed: the share of every step.
 
 import argparse
 import json
-import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import yaml
 
 from benchmarks.learning import RISES, call
+from benchmarks.service import serving
 from e2e.job import EXAMPLES
 from rljob_trainer.conversion.sets import Problem, write_problems
 from trainer.gateway.recipes import NAME, execute, metrics, save_model
@@ -62,7 +58,7 @@ def learn(seed: int, options: argparse.Namespace) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         world = Path(scratch)
         prepare(world, seed)
-        with serving(world) as url:
+        with serving(manifest(), world) as url:
             execute(url, world, world / "log", SECONDS, "math_rl.train", *arguments(options))
         right, seconds = metrics(world / "log", "env/all/correct"), metrics(world / "log", "time/total")
     if options.out:
@@ -99,25 +95,12 @@ def prepare(world: Path, seed: int) -> None:
     shutil.rmtree(world / "warm-up")
 
 
-@contextmanager
-def serving(world: Path) -> Iterator[str]:
-    """The address of a service of the model in `world`."""
-    service = yaml.safe_load((EXAMPLES / "service/service.yaml").read_text())
+def manifest() -> dict[str, Any]:
+    """Of a service of the recipe's model."""
+    service: dict[str, Any] = yaml.safe_load((EXAMPLES / "service/service.yaml").read_text())
     service["spec"]["model"]["path"] = f"/data/{NAME}"
     service["spec"]["service"] = {"name": NAME, "maxTokens": MOST_TOKENS, "maxRank": RANK}
-    file, output = world / "service.yaml", world / "output"
-    file.write_text(yaml.safe_dump(service))
-    command = [sys.executable, "-u", "-m", "rljob_trainer", "run", str(file), f"--mount=/data={world}", "--port=0"]
-    with output.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        while not (address := re.search(r"TINKER_BASE_URL=(\S+)", output.read_text())):
-            assert process.poll() is None, output.read_text()
-            time.sleep(0.2)
-        yield address[1]
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(SECONDS)
+    return service
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -122,16 +124,23 @@ def built_in(data: Path, options: argparse.Namespace, seed: int) -> dict[str, li
 
 def by_script(data: Path, options: argparse.Namespace, seed: int) -> dict[str, list[float]]:
     service = yaml.safe_load((EXAMPLES / "service/service.yaml").read_text())
+    with serving(service, data) as url:
+        return Loop(url, data, options, seed).run()
+
+
+@contextmanager
+def serving(service: dict[str, Any], data: Path) -> Iterator[str]:
+    """The address of a service on this machine, by its manifest. `data` becomes /data, and holds its output."""
     file, output = data / "service.yaml", data / "output"
     file.write_text(yaml.safe_dump(service))
-    command = [sys.executable, "-u", "-m", "rljob_trainer", "run", str(file), "--mount", f"/data={data}", "--port", "0"]
+    command = [sys.executable, "-u", "-m", "rljob_trainer", "run", str(file), f"--mount=/data={data}", "--port=0"]
     with output.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         while not (address := re.search(r"TINKER_BASE_URL=(\S+)", output.read_text())):
             assert process.poll() is None, output.read_text()
             time.sleep(0.2)
-        return Loop(address[1], data, options, seed).run()
+        yield address[1]
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(SECONDS)

@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +27,44 @@ NEEDED = ("kubernetes", "etcd")
 READY_SECONDS = 300.0
 
 
-class ControlPlane:
+class Spawner:
+    """Programs that run in a directory until `stop`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def spawn(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
+        """A process that ends with us; its output goes to a file."""
+        with (self.directory / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.directory)
+        self._processes.append(process)
+        return process
+
+    def until(self, what: str, ready: Callable[[], object]) -> None:
+        """Wait until `ready()` is true; an OSError says no."""
+        end = time.monotonic() + READY_SECONDS
+        while True:
+            try:
+                if ready():
+                    return
+            except OSError:
+                pass
+            if time.monotonic() > end:
+                raise TimeoutError(f"{what} is not ready after {READY_SECONDS} s; see {self.directory}/*.log")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.kill()
+            process.wait(timeout=30)
+        self._processes.clear()
+
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+
+class ControlPlane(Spawner):
     """`with ControlPlane(directory) as plane:`. Ends every process that it started.
 
     `managers`: also run the controller manager and the scheduler, each at `qps` requests a second (None: as they are delivered, 20 and 50); the
@@ -35,7 +72,8 @@ class ControlPlane:
     `--controllers` has them.
     """
 
-    beside: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()
+    """Before the command of a program that has its loopback."""
 
     def __init__(
         self,
@@ -46,10 +84,10 @@ class ControlPlane:
         gates: Sequence[str] = (),
         controllers: str = "*",
     ) -> None:
-        self.directory, self._managers, self._qps = directory, managers, qps
+        super().__init__(directory)
+        self._managers, self._qps = managers, qps
         self._gates = [f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"] if gates else []
         self._controllers = controllers
-        self._processes: list[subprocess.Popen[bytes]] = []
         self._etcd, self._peer, self._port = free_ports(3)
 
     @property
@@ -61,7 +99,7 @@ class ControlPlane:
         return self.directory / "kubeconfig"
 
     def login(self) -> dict[str, Any]:
-        """For programs beside it, which need no prefix."""
+        """For programs that run with this prefix."""
         return kubeconfig(self.url)
 
     def __enter__(self) -> Self:
@@ -80,22 +118,6 @@ class ControlPlane:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.stop()
-
-    def stop(self) -> None:
-        for process in reversed(self._processes):
-            process.kill()
-            process.wait(timeout=30)
-        self._processes.clear()
-
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
-
-    def spawn(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
-        """A process that ends with us; its output goes to a file."""
-        with (self.directory / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.directory)
-        self._processes.append(process)
-        return process
 
     def write_kubeconfig(self, path: Path, server: str) -> Path:
         """For a client of `server`, which is this one or a proxy before it."""
@@ -161,19 +183,6 @@ class ControlPlane:
             ("kube-scheduler", ("--secure-port=0",)),
         ):
             self.spawn(name, BIN / name, config, *limits, *flags)
-
-    def until(self, what: str, ready: Any) -> None:
-        """Wait until `ready()` is true; an OSError says no."""
-        end = time.monotonic() + READY_SECONDS
-        while True:
-            try:
-                if ready():
-                    return
-            except OSError:
-                pass
-            if time.monotonic() > end:
-                raise TimeoutError(f"{what} is not ready after {READY_SECONDS} s; see {self.directory}/*.log")
-            time.sleep(0.1)
 
 
 def established(crd: Any) -> bool:

@@ -16,11 +16,11 @@ class Plane(Protocol):
     """A control plane: see e2e/control_plane.py, and e2e/local_plane.py for that of the local cluster."""
 
     directory: Path
-    beside: tuple[str, ...]
+    prefix: tuple[str, ...]
     """Before the command of a program that has its loopback."""
 
     def login(self) -> dict[str, Any]:
-        """A kubeconfig for programs beside it."""
+        """A kubeconfig for programs that run with this prefix."""
 
     def call(self, method: str, path: str, body: Any = None) -> Any: ...
     def install_crd(self, file: Path) -> None: ...

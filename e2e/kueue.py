@@ -44,8 +44,8 @@ def start(plane: Plane, **settings: Any) -> None:
     mount = f"mount -t overlay overlay -o lowerdir={plane.directory}/etc:/etc /etc"
     # its API for pending workloads wants a certificate at another fixed place
     flags = f"--config={config} --kubeconfig={login} --feature-gates=VisibilityOnDemand=false"
-    plane.spawn("kueue", *plane.beside, "unshare", "--mount", "sh", "-c", f"{mount} && exec {BIN / KUEUE.name} {flags}")
-    ready = (*plane.beside, sys.executable, "-c", READY, f"http://127.0.0.1:{health}/readyz")
+    plane.spawn("kueue", *plane.prefix, "unshare", "--mount", "sh", "-c", f"{mount} && exec {BIN / KUEUE.name} {flags}")
+    ready = (*plane.prefix, sys.executable, "-c", READY, f"http://127.0.0.1:{health}/readyz")
     plane.until("kueue", lambda: subprocess.run(ready, check=False, capture_output=True).returncode == 0)
     manifests = _manifests() / "webhook" / "manifests.yaml"
     install_hooks(plane, "kueue", manifests, hook, (keys / "tls.crt").read_bytes(), parts=HOOKED)

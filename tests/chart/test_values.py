@@ -1,6 +1,5 @@
 """values.yaml is the source of values.schema.json, which refuses what is not in it."""
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,17 +9,14 @@ import yaml
 
 from chart.chart import CHART, HELM, NO_HELM, ROOT, helm
 from chart.settings import EVERYTHING
+from script import loaded
 
 TEXT = (CHART / "values.yaml").read_text()
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
 def generator() -> Any:
-    spec = importlib.util.spec_from_file_location("values_reference", ROOT / "charts" / "values_reference.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / "charts" / "values_reference.py")
 
 
 def closed(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -1,9 +1,6 @@
 """The calculator's starting point: what its warm-up teaches is what agents, tools and the endpoint make of a trajectory."""
 
-import importlib.util
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +12,7 @@ from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.conversations import reply
 from rljob_trainer.server.parser_process import parsed
 from rljob_trainer.wire.rollout_server import ParseRequest
+from script import loaded
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "calculator" / "prepare.py"
 PROBLEM = (37, 48, 12)
@@ -22,13 +20,8 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "o
 
 
 @pytest.fixture(scope="module")
-def prepare() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("calculator_prepare", SCRIPT)
-    assert spec and spec.loader
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for their types
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+def prepare() -> ModuleType:
+    return loaded(SCRIPT)
 
 
 def test_a_call_of_the_agents_is_written_as_it_reads_it(prepare: ModuleType) -> None:

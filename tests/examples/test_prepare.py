@@ -1,6 +1,5 @@
 """The arithmetic example's starting point: examples/arithmetic/prepare.py."""
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -11,17 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_trainer.conversion.sets import HELD_OUT_PAIRS, Problem
+from script import loaded
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "arithmetic" / "prepare.py"
 
 
 @pytest.fixture(scope="module")
 def prepare() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("arithmetic_prepare", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(SCRIPT)
 
 
 @pytest.fixture(scope="module", autouse=True)

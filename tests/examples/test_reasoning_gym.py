@@ -1,6 +1,5 @@
 """The starting point of the reasoning-gym example: its model can read and answer all that the library asks in its job."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -9,16 +8,14 @@ import pytest
 import reasoning_gym
 import yaml
 
+from script import loaded
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reasoning-gym"
 
 
 @pytest.fixture(scope="module")
 def prepare() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("reasoning_gym_prepare", EXAMPLE / "prepare.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(EXAMPLE / "prepare.py")
 
 
 @pytest.fixture(scope="module")

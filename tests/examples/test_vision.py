@@ -1,6 +1,5 @@
 """What examples/vision/prepare.py makes: pictures that nothing but their digit tells apart, and a model that the trainer accepts."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -15,16 +14,14 @@ from rljob_trainer.data.files import places
 from rljob_trainer.data.pictures import image_reader
 from rljob_trainer.data.prompts import PromptSet, load_prompts
 from rljob_trainer.data.tokenizer import load_tokenizer
+from script import loaded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vision"
 
 
 @pytest.fixture(scope="module")
 def prepare() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("vision_prepare", EXAMPLE / "prepare.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(EXAMPLE / "prepare.py")
     module.TRAIN, module.HELD_OUT = 30, 10
     return module
 

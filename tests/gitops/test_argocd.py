@@ -1,6 +1,5 @@
 """Argo CD shows the health of a job and can ask for what `kubectl rljob` can. The Lua runs as it does there."""
 
-import importlib.util
 import json
 from typing import Any
 
@@ -13,6 +12,7 @@ from gitops.lives import documents
 from rljob_api import names
 from rljob_api.protocol import Request
 from rljob_api.status import JobStatus
+from script import loaded
 from simulator.world import World
 
 ACTIONS = ("restart", "resume", "suspend")
@@ -125,10 +125,7 @@ def test_scripts_read_fields_that_exist() -> None:
 
 
 def test_the_config_map_holds_these_very_scripts() -> None:
-    spec = importlib.util.spec_from_file_location("config_map", ROOT / "gitops/argocd/config_map.py")
-    assert spec and spec.loader
-    generator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generator)
+    generator = loaded(ROOT / "gitops/argocd/config_map.py")
     text = (ROOT / "gitops/argocd/argocd-cm.yaml").read_text()
     assert generator.render() == text, "run `make generate`"
     data = yaml.safe_load(text)["data"]

@@ -1,13 +1,13 @@
 """Dockerfile.megatron and what it is made from, without building it."""
 
-import importlib.util
 import re
 import struct
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from script import loaded
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "images"
@@ -73,11 +73,7 @@ def test_apex_is_off_and_pinned_to_a_commit() -> None:
 
 @pytest.fixture(scope="module")
 def strip_kernels() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("strip_kernels", IMAGES / "megatron/strip_kernels.py")
-    assert spec and spec.loader
-    module = sys.modules["strip_kernels"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(IMAGES / "megatron/strip_kernels.py")
 
 
 PTX, CODE = 1, 2

@@ -1,11 +1,16 @@
 """Libraries of environments that do not go together with vLLM's packages, each in a virtual environment of its own, which is made once."""
 
+import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+
+from rljob_trainer.machine import free_port
 
 CACHE = Path(os.environ.get("RLJOB_LIBRARIES", "~/.cache/rljob-libraries")).expanduser()
 
@@ -52,3 +57,27 @@ def packages(*requirements: str) -> Path:
             pytest.skip(f"{', '.join(requirements)} cannot be installed here: {found.stderr.strip().splitlines()[-1]}")
         scratch.rename(made)
     return made
+
+
+@asynccontextmanager
+async def served_by(requirement: str, script: Path) -> AsyncIterator[str]:
+    """The address of a server: a script that has this requirement, and gets a port of loopback."""
+    made, port = await asyncio.to_thread(virtual_environment, requirement), free_port()
+    process = await asyncio.create_subprocess_exec(made / "bin/python", script, str(port))
+    try:
+        await asyncio.wait_for(_answers(port), 300)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def _answers(port: int) -> None:
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionError:
+            await asyncio.sleep(0.2)
+        else:
+            writer.close()
+            return

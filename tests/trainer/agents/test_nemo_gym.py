@@ -1,11 +1,9 @@
 """Resources servers of NeMo Gym, asked by the whole driver. The library's own server runs in the extra tests, because its newest releases need
 another Python; the others have one that answers as that does."""
 
-import asyncio
 import secrets
-import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from aiohttp import web
 from rljob_trainer.agents.nemo_gym import MOST_METRICS, Verified
 from rljob_trainer.driver import main
 from rljob_trainer.rewards.request import ServiceDown
-from trainer.agents.libraries import virtual_environment
+from trainer.agents.libraries import served_by
 from trainer.agents.talker import first_step
 from trainer.agents.test_environment_libraries import with_rows
 from trainer.agents.test_tools import END, Caller, call, words, written
@@ -86,30 +84,8 @@ async def own_server() -> AsyncIterator[str]:
         yield address
 
 
-@asynccontextmanager
-async def library_server() -> AsyncIterator[str]:
-    made = await asyncio.to_thread(virtual_environment, LIBRARY)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(made / "bin/python", SERVER, str(port))
-    try:
-        await asyncio.wait_for(_answers(port), 300)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        await process.wait()
-
-
-async def _answers(port: int) -> None:
-    while True:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except ConnectionError:
-            await asyncio.sleep(0.2)
-        else:
-            writer.close()
-            return
+def library_server() -> AbstractAsyncContextManager[str]:
+    return served_by(LIBRARY, SERVER)
 
 
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> Bench:

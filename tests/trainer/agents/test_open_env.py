@@ -1,11 +1,9 @@
 """Servers of OpenEnv, asked by the whole driver: a session for each trajectory, and what becomes of those that a server fails. The library's own
 server runs in the extra tests, because the library needs another version of mcp than vLLM; the others have one that answers as that does."""
 
-import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from aiohttp import web
 
 from rljob_trainer.driver import main
 from rljob_trainer.rewards.request import ServiceDown
-from trainer.agents.libraries import virtual_environment
+from trainer.agents.libraries import served_by
 from trainer.agents.talker import Talker, first_step
 from trainer.agents.test_environment_libraries import with_rows
 from trainer.driver.bench import Bench, Characters
@@ -79,30 +77,8 @@ async def own_server() -> AsyncIterator[str]:
         yield address
 
 
-@asynccontextmanager
-async def library_server() -> AsyncIterator[str]:
-    made = await asyncio.to_thread(virtual_environment, "openenv==0.10.0")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(made / "bin/python", SERVER, str(port))
-    try:
-        await asyncio.wait_for(_answers(port), 300)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        await process.wait()
-
-
-async def _answers(port: int) -> None:
-    while True:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except ConnectionError:
-            await asyncio.sleep(0.2)
-        else:
-            writer.close()
-            return
+def library_server() -> AbstractAsyncContextManager[str]:
+    return served_by("openenv==0.10.0", SERVER)
 
 
 @pytest.fixture(params=[own_server, pytest.param(library_server, marks=pytest.mark.extra)])

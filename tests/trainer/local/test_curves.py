@@ -4,7 +4,6 @@ Each run is a process with real vLLM and Megatron. Responses are sampled by seed
 differs between any two steps of a policy that learns. So equal samples of a step say that both servers had the same policy.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ import yaml
 from rljob_api import names
 from rljob_trainer.driver.buffer.batch_files import replay
 from rljob_trainer.wire.batch import Batch
+from script import loaded
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra]
 EXAMPLE = Path(__file__).parents[3] / "examples" / "arithmetic"
@@ -60,10 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Curve]:
     def volume(architecture: str) -> Path:
         """With a random model, problems and the reward."""
         data = tmp_path_factory.mktemp(architecture)
-        found = importlib.util.spec_from_file_location("prepare", EXAMPLE / "prepare.py")
-        assert found and found.loader
-        found.loader.exec_module(prepare := importlib.util.module_from_spec(found))
-        prepare.write_start(data, architecture, 0)
+        loaded(EXAMPLE / "prepare.py").write_start(data, architecture, 0)
         (data / "reward.py").write_text(REWARD)
         return data
 
