@@ -157,7 +157,9 @@ def test_the_page_of_a_run_and_another_one_answers_until_it_is_interrupted_and_t
     answers = look(forwarding, f"http://127.0.0.1:{port}/api/runs")
     screen = rljob("view", "demo", "--port", str(port), "--compare", str(tmp_path / "other"))
     assert screen.code == 130 and f"http://localhost:{port} until you press Ctrl-C\n" in screen.err
-    expected = [{"name": path.name, "path": str(path), "samples": [], "spans": []} for path in (ended, tmp_path / "other")]
+    expected = [
+        {"name": path.name, "path": str(path), "samples": [], "spans": []} for path in (ended, tmp_path / "other")
+    ]
     assert answers == [expected] and deleted(api) == 1
 
 
