@@ -47,8 +47,10 @@ SIZES = {"trainer": {"device": "cpu", "nodes": 3}, "rollout": {"replicas": 1, "s
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.running_jobs")
     parser.add_argument("--against", type=Path, help="work tree of another commit")
-    for name, default in (("jobs", 100), ("idle", 500), ("seconds", 300), ("repeats", 3)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--jobs", type=int, default=100)
+    parser.add_argument("--idle", type=int, default=500)
+    parser.add_argument("--seconds", type=int, default=300)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--alone", action="store_true", help="measure the commit on PYTHONPATH, once")
     options = parser.parse_args()
     if options.alone:

@@ -86,7 +86,7 @@ def _bar(c: Canvas, y: float, step: Step, first: Step) -> None:
         c.box(x, y, max(width, 0.5), BAR, colour, radius=2)
         x += width
     if step.requests_at_a_time:
-        against = f", {step.requests_at_a_time} requests at a time"
+        against = f", {step.requests_at_a_time} at a time"
     else:
         against = "" if step is first else f", {step.seconds / first.seconds:.1f} times as long"
     c.text(x + 10, y + 18, f"{step.seconds:.1f} s{against}", 13, bold=step is first)

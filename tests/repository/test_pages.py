@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from markdown import markdown
 
 from api.specs import raw_spec
 from kubectl_rljob.command_line import VERBS
@@ -185,6 +186,14 @@ def test_a_table_ends_with_an_empty_line(page: Path) -> None:
     lines = page.read_text().split("\n")
     glued = [after for row, after in pairwise(lines) if row.startswith("| ") and after and not after.startswith("|")]
     assert glued == [], "would be shown as a row of the table"
+
+
+@every_written_page
+def test_items_of_a_list_are_shown_as_such(page: Path) -> None:
+    """Python-Markdown wants four spaces before what continues an item after an empty line; otherwise the next items are text."""
+    shown = markdown(page.read_text(), extensions=["tables", "pymdownx.superfences"])
+    paragraphs = re.findall(r"<p>(.*?)</p>", shown, re.DOTALL)
+    assert [text for text in paragraphs if re.search(r"\n(\d+\.|[-*]) ", text)] == []
 
 
 @every_written_page
