@@ -1,13 +1,16 @@
 """The page in a real browser: what it shows of a run, and that no text of a job becomes markup."""
 
 import html
+import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from rljob_api import names
 from rljob_api.metrics import METRICS
 from rljob_trainer.viewer.server import PAGE
 from trainer.viewer.serving import EVIL, chromium, make_run, served
@@ -69,6 +72,63 @@ def test_tokens_are_shaded_by_what_trainer_and_rollout_server_disagree_about(tmp
         shown = dom(tmp_path / "profile", f"{url}/#view=samples&sample=1&shade=difference")
     assert re.findall(r'class="token"[^>]*style="background-color: ([^;]*);', shown) == ["rgb(var(--more) / 0.60)"]
     assert "those that it finds likelier" in shown
+
+
+CALLS = (
+    '<tool_call>\n{"name": "add"}\n</tool_call>',
+    "<minimax:tool_call>\n<invoke>\n</minimax:tool_call>",
+    "<|tool_calls_section_begin|>add<|tool_calls_section_end|>",
+    "<\uff5ctool\u2581calls\u2581begin\uff5c>add<\uff5ctool\u2581calls\u2581end\uff5c>",
+    "<|channel|>commentary to=functions.add<|message|>{}<|call|>",
+    "[TOOL_CALLS]add[ARGS]{}",
+    '<|python_tag|>{"name": "add"}',
+    'functools[{"name": "add"}]',
+)
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_calls_in_the_formats_of_all_families_are_framed_however_they_are_cut_into_tokens(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    tokens = [
+        {"source": "policy", "policy_step": 1, "tokens": [[two, -1.0] for two in pairs(f"So: {c}")]} for c in CALLS
+    ]
+    texts = [{"source": "environment", "text": f"So: {call}"} for call in CALLS]
+    sample = {"prompt_index": 0, "sample": 0, "reward": 1.0, "segments": [*tokens, *texts]}
+    names.samples_file(run, 4).write_text(json.dumps(sample) + "\n")
+    with served(run) as url:
+        shown = dom(tmp_path / "profile", f"{url}/#view=samples")
+    assert framed(shown) == [*CALLS, *CALLS]
+
+
+def pairs(text: str) -> list[str]:
+    """Its characters, two at a time, so that no mark is one token."""
+    return re.findall("..?", text, re.DOTALL)
+
+
+def framed(shown: str) -> list[str]:
+    """Texts from where a frame begins to the end of its turn."""
+    inner = re.findall(r'<span class="call">(.*?)</div>', shown, re.DOTALL)
+    return [html.unescape(re.sub(r"<[^>]*>", "", text)) for text in inner]
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_an_image_keeps_its_proportions_next_to_a_taller_one(tmp_path: Path) -> None:
+    run, red = make_run(tmp_path / "run"), (255, 0, 0)
+    for number, size in enumerate([(200, 100), (50, 300)]):
+        Image.new("RGB", size, red if number == 0 else (0, 0, 255)).save(names.sample_image(run, 4, number))
+    segment = {"source": "prompt", "text": "?", "images": [0, 1]}
+    sample = {"prompt_index": 0, "sample": 0, "reward": 1.0, "segments": [segment]}
+    names.samples_file(run, 4).write_text(json.dumps(sample) + "\n")
+    picture, profile = tmp_path / "picture.png", f"--user-data-dir={tmp_path}/profile"
+    with served(run) as url:
+        command = chromium(f"{url}/#view=samples", f"--screenshot={picture}", "--window-size=1400,1000", profile)
+        subprocess.run(command, capture_output=True, timeout=200, check=True)
+    with Image.open(picture) as seen:
+        at = [i for i, colour in enumerate(seen.convert("RGB").getdata()) if colour == red]
+        across, down = {i % seen.width for i in at}, {i // seen.width for i in at}
+    assert len(down) > 50 and abs(len(across) / len(down) - 2) < 0.1
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ function row(process, own, whole) {
     track.append(bar(span, whole, lane));
   }
   track.style.height = `${1.35 * ends.length}rem`;
-  return element("div", { class: "process" }, element("span", { class: "name", title: process }, process), track);
+  return element("div", { class: "process" }, element("span", { class: "name", title: process }, element("bdi", {}, process)), track);
 }
 
 function bar(span, whole, lane) {

@@ -1,8 +1,8 @@
 // One sample turn by turn: who wrote it, each token with its log-probabilities, calls of tools, images.
 
+import { calls } from "./calls.js";
 import { element, go, place, shown } from "./dom.js";
 
-const CALL = /(<tool_call>[\s\S]*?<\/tool_call>)/;
 const REPEATED = /(<[^<>\s]{1,40}>)\1{3,}/g; // the places of an image's tokens
 const AUTHORS = { policy: "policy", prompt: "prompt", environment: "environment", demonstration: "demonstration" };
 const SHADES = {
@@ -47,7 +47,7 @@ function turn(segment, step, shade, images) {
   return element("div", { class: `turn ${who}` },
     element("div", { class: "who" }, facts(segment, who, step).map((fact) => element("span", {}, fact))),
     pictures(segment, images),
-    element("div", { class: "text" }, Array.isArray(segment.tokens) ? tokens(segment, shade) : calls(String(segment.text ?? ""))));
+    element("div", { class: "text" }, Array.isArray(segment.tokens) ? tokens(segment, shade) : plain(String(segment.text ?? ""))));
 }
 
 function facts(segment, who, step) {
@@ -87,13 +87,15 @@ function pictures(segment, images) {
 
 // Tokens one by one, a tool call in a frame. Those behind the last one that is named follow as text.
 function tokens(segment, shade) {
-  const nodes = [];
-  let frame = null, seen = "";
-  for (const pair of named(segment)) {
-    seen += pair[0];
-    if (!frame && seen.endsWith("<tool_call>")) nodes.push((frame = element("span", { class: "call" })));
-    (frame ?? { append: (node) => nodes.push(node) }).append(token(pair, shade));
-    if (frame && seen.endsWith("</tool_call>")) frame = null;
+  const pairs = named(segment), nodes = [];
+  const framed = calls(pairs.map(([text]) => text).join("")).map(([begin, end]) => ({ begin, end, frame: element("span", { class: "call" }) }));
+  let at = 0;
+  for (const pair of pairs) {
+    const end = at + String(pair[0]).length, call = framed.find((one) => one.begin < end && at < one.end);
+    if (call && !nodes.includes(call.frame)) nodes.push(call.frame);
+    if (call) call.frame.append(token(pair, shade));
+    else nodes.push(token(pair, shade));
+    at = end;
   }
   return segment.rest ? [...nodes, element("span", { class: "muted" }, String(segment.rest))] : nodes;
 }
@@ -109,7 +111,12 @@ function token(pair, shade) {
   return node;
 }
 
-function calls(text) {
-  const short = text.replaceAll(REPEATED, (all, one) => `${one} \u00D7 ${all.length / one.length}`);
-  return short.split(CALL).map((part) => (CALL.test(part) ? element("span", { class: "call" }, part) : part));
+function plain(text) {
+  const short = text.replaceAll(REPEATED, (all, one) => `${one} \u00D7 ${all.length / one.length}`), nodes = [];
+  let at = 0;
+  for (const [begin, end] of calls(short)) {
+    nodes.push(short.slice(at, begin), element("span", { class: "call" }, short.slice(begin, end)));
+    at = end;
+  }
+  return [...nodes, short.slice(at)];
 }
