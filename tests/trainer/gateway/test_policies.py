@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +31,7 @@ class Service:
         """By the UID of a pod: what it calls that."""
         self.updates = list[str]()
         self.running, self.done = set[str](), list[str]()
+        self.refused = dict[str, RequestRefusedError]()
         self._ends = dict[str, asyncio.Event]()
         self._tasks = dict[str, asyncio.Task[None]]()
         self.policies.follow(list(servers))
@@ -40,6 +42,12 @@ class Service:
         await settle()
 
     async def _sample(self, name: str, snapshot: str) -> None:
+        try:
+            await self._sampled(name, snapshot)
+        except RequestRefusedError as error:
+            self.refused[name] = error
+
+    async def _sampled(self, name: str, snapshot: str) -> None:
         async with self.policies.turn(snapshot):
             serving = [s for s in SERVERS if self.policies.serving(s)]
             assert serving and {self.have[s.pod_uid] for s in serving} == {snapshot or "base"}
@@ -61,9 +69,11 @@ class Service:
 
     async def result(self, name: str) -> None:
         await self._tasks[name]
+        if name in self.refused:
+            raise self.refused[name]
 
     async def update(self, failing: Sequence[str] = ()) -> bool:
-        """What the ranks do next. False: nothing. `failing`: servers that cannot be updated."""
+        """What the ranks do next. False: nothing. `failing`: servers that cannot be reached."""
         work = self.begin_update()
         if work is None:
             return False
@@ -72,17 +82,25 @@ class Service:
 
     def begin_update(self) -> ServePolicy | None:
         """The servers of an update have nothing while it lasts."""
-        work = self.policies.next_update()
+        work = self.policies.next_update() if self.policies.due else None
         for server in work.servers if work else ():
             self.have[server["podUid"]] = ""
         return work
 
-    async def end_update(self, work: ServePolicy, failing: Sequence[str] = ()) -> None:
-        pods = [server["podUid"] for server in work.servers if server["podUid"] not in failing]
+    async def refuse(self, why: str) -> None:
+        """The next update, which no server takes."""
+        work = self.begin_update()
+        assert work
+        self.updates.append(work.path)
+        self.policies.served(work, [], {server["podUid"]: why for server in work.servers})
+        await settle()
+
+    async def end_update(self, work: ServePolicy, failing: Sequence[str] = (), refusing: Sequence[str] = ()) -> None:
+        pods = [server["podUid"] for server in work.servers if server["podUid"] not in {*failing, *refusing}]
         self.have |= dict.fromkeys(pods, work.path)
         self.steps |= dict.fromkeys(pods, work.step)
         self.updates.append(work.path)
-        self.policies.served(work, pods)
+        self.policies.served(work, pods, dict.fromkeys(refusing, "no room"))
         await settle()
 
 
@@ -157,6 +175,77 @@ async def test_samples_of_a_policy_that_servers_cannot_have_fail_alone() -> None
     assert await service.update() and service.running == {"b"}
 
 
+async def test_samples_of_a_policy_that_no_server_takes_fail_with_the_reasons_of_all_and_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policies, "PAUSE_SECONDS", 0.0)
+    service = Service(SERVERS[:2])
+    for name, snapshot in (("a", "bad"), ("b", "good"), ("c", "bad")):
+        await service.ask(name, snapshot)
+    await service.refuse("out of memory")
+    assert await service.update(failing=["u0", "u1"]), "who cannot be reached has not refused"
+    await service.refuse("out of memory")
+    assert not service.done and not service.running
+    await service.refuse("t0 has shape [4]")
+    for name in "ac":
+        with pytest.raises(RequestRefusedError, match=r"r-0: t0 has shape \[4\]; r-1: t0 has shape \[4\]"):
+            await service.result(name)
+    assert await service.update() and service.running == {"b"}, "at once, since it was no fault of the servers"
+
+
+async def test_a_policy_that_a_server_takes_in_the_end_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "PAUSE_SECONDS", 0.0)
+    service = Service()
+    for name, snapshot in (("a", "one"), ("b", "two"), ("c", "one")):
+        await service.ask(name, snapshot)
+        for _ in range(2):
+            await service.refuse("busy")
+        assert await service.update() and service.running == {name}
+        await service.end(name)
+
+
+@pytest.mark.parametrize("what", ["its files change", "another server comes", "other ranks send it"])
+async def test_a_refused_snapshot_is_not_sent_again_before(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "PAUSE_SECONDS", 0.0)
+    service, file = Service(), tmp_path / "model.safetensors"
+    file.write_bytes(b"1")
+    await service.ask("a", str(tmp_path))
+    for _ in range(3):
+        await service.refuse("it is too large")
+    service.policies.follow(SERVERS[:1])
+    await service.ask("b", str(tmp_path))
+    for name in "ab":
+        with pytest.raises(RequestRefusedError, match="it is too large"):
+            await service.result(name)
+    assert not await service.update()
+    match what:
+        case "its files change":
+            file.write_bytes(b"12")
+        case "another server comes":
+            service.policies.follow(SERVERS[:2])
+        case "other ranks send it":
+            service.policies.begin()
+    await service.ask("c", str(tmp_path))
+    assert await service.update() and service.running == {"c"}
+
+
+async def test_a_server_that_fails_again_and_again_gets_updates_at_growing_intervals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("rljob_trainer.gateway.policies.time", SimpleNamespace(monotonic=lambda: now))
+    service, times = Service(SERVERS[:2]), list[float]()
+    await service.ask("a", "one")
+    assert await service.update(failing=["u1"]) and service.running == {"a"}
+    for _ in range(300):
+        now += 1.0
+        if await service.update(failing=["u1"]):
+            times.append(now - 1000)
+    assert times == [5, 15, 35, 75, 135, 195, 255]
+
+
 async def test_a_policy_that_servers_still_have_needs_no_update_when_the_sample_that_was_to_follow_is_cancelled() -> (
     None
 ):
@@ -194,7 +283,7 @@ async def test_a_policy_that_ranks_replace_already_is_sent_again_when_that_sampl
 async def test_every_sample_has_its_own_policy_and_none_waits_for_ever_whatever_happens(
     seed: int, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sample asserts itself what servers have when its turn comes. At the end the servers stay as they are, unless there are none."""
+    """A sample asserts itself what servers have when its turn comes. At the end the servers stay as they are, unless there are none, and take all."""
     monkeypatch.setattr(policies, "PAUSE_SECONDS", 0.0)
     draw, service, asked, cancelled = random.Random(seed), Service(), list[str](), set[str]()
     work: ServePolicy | None = None
@@ -208,12 +297,14 @@ async def test_every_sample_has_its_own_policy_and_none_waits_for_ever_whatever_
                 if work is None:
                     work = service.begin_update()
                 else:
-                    await service.end_update(work, draw.sample([s.pod_uid for s in SERVERS], draw.randrange(2)))
+                    uids = [server["podUid"] for server in work.servers]
+                    failing, refusing = (draw.sample(uids, draw.randrange(len(uids) + 1)) for _ in range(2))
+                    await service.end_update(work, failing, refusing)
                     work = None
             case 4 if service.running:
                 await service.end(draw.choice(sorted(service.running)))
-            case 5 if set(asked) - cancelled - set(service.done):
-                name = draw.choice(sorted(set(asked) - cancelled - set(service.done)))
+            case 5 if left := set(asked).difference(cancelled, service.done, service.refused):
+                name = draw.choice(sorted(left))
                 cancelled.add(name)
                 await service.cancel(name)
             case 6:
@@ -233,7 +324,7 @@ async def test_every_sample_has_its_own_policy_and_none_waits_for_ever_whatever_
         for name in sorted(service.running):
             await service.end(name)
         await service.update()
-    assert set(service.done) == set(asked) - cancelled
+    assert {*service.done, *service.refused} == set(asked) - cancelled
 
 
 async def test_a_snapshot_that_ranks_send_to_servers_is_deleted_after_that(tmp_path: Path) -> None:
@@ -247,11 +338,11 @@ async def test_a_snapshot_that_ranks_send_to_servers_is_deleted_after_that(tmp_p
     sample = asyncio.create_task(sent.turn(str(snapshot)).__aenter__())
     await settle()
     update = sent.next_update()
-    assert update and update.path == str(snapshot)
+    assert update.path == str(snapshot)
     await gateway.delete("ann", "tinker://m/sampler_weights/x")
     await gateway.sweep()
     assert snapshot.is_dir()
-    sent.served(update, ["u0"])
+    sent.served(update, ["u0"], {})
     await sample
     await gateway.sweep()
     assert not snapshot.exists()

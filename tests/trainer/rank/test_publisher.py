@@ -56,7 +56,7 @@ def test_a_server_that_is_not_there_fails_alone_and_the_export_is_drained() -> N
         servers = [dead_endpoint(), fine.endpoint]
         published = Publisher(3, "t", over_tcp(HERE)).publish(7, exported(log), servers, lambda: None)
     assert len(log) == 5 and published.ok == ["fine"], published.failed
-    assert "ConnectionRefusedError" in published.failed["rollout-0"]
+    assert "ConnectionRefusedError" in published.failed["rollout-0"] and published.unreached == ["rollout-0"]
 
 
 def test_an_error_of_the_export_is_not_swallowed_and_the_update_abandoned() -> None:
@@ -154,7 +154,7 @@ def test_why_a_worker_refuses_a_bucket_is_the_cause_and_harms_no_other_server(tr
     publisher = Publisher(3, "t", transport)  # type: ignore[arg-type]
     with Standing("refuses", workers=2, check=refusing(why)) as refuses, Standing("fine") as fine:
         published = publish(publisher, 0, refuses, fine)
-    assert (published.ok, published.failed) == (["fine"], {"refuses": why})
+    assert (published.ok, published.failed, published.unreached) == (["fine"], {"refuses": why}, [])
 
 
 def test_time_limits_add_up() -> None:

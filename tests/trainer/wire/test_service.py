@@ -66,6 +66,8 @@ def test_results_and_failures_are_told_apart() -> None:
     assert (
         isinstance(result, WorkResult) and result.metrics == {"loss:sum": 0.1} and result.log_probs[0].shape == (2, 3)
     )
+    update = decode_result(encode(WorkResult(served=("u0",), refused={"u1": "no room"})))
+    assert isinstance(update, WorkResult) and update.served == ("u0",) and update.refused == {"u1": "no room"}
     assert decode_result(encode(WorkFailure(message="no"))) == WorkFailure(message="no", category="user")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rljob_trainer.gateway.books import MOST_ANSWERS, Book, Clients
-from rljob_trainer.gateway.clients import FairShares, ServiceTally
+from rljob_trainer.gateway.clients import FairShares, ServiceTally, Turns
 from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles
 from rljob_trainer.gateway.policies import ServedPolicies
 from rljob_trainer.wire.gateway import decode_result, decode_work, encode
@@ -24,6 +24,9 @@ MOST_ENDS = 2
 """Attempts that may fail while the ranks do a piece of work: perhaps it was that."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 600.0
 """Before the ranks are given a model again that they could not be given."""
+
+OF_CLIENTS, UPDATE = "work of clients", "update"
+"""Kinds of pieces, which have the ranks by turns."""
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,7 @@ class Piece:
     """What becomes of it when MOST_ENDS attempts have failed with it. None: it is asked for by nobody, and comes again."""
     name: str = ""
     """What it is, in words that are the same in every epoch."""
+    kind: str = OF_CLIENTS
     ticket: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
@@ -50,7 +54,11 @@ class Desk:
     def __init__(self, files: ServiceFiles, checkpoint_seconds: float, clients: Clients) -> None:
         self._files, self._seconds, self._clients = files, checkpoint_seconds, clients
         self._turns, self._changed, self._deciding = FairShares(), asyncio.Event(), asyncio.Lock()
+        self._kinds = Turns()
+        """Of pieces, which share the ranks' time equally: by seconds, since an update of servers has no tokens."""
         self._pending: Piece | None = None
+        self._began = 0.0
+        """When the ranks got it first, by the monotonic clock."""
         self._life, self._attempt = "", 0
         self._surplus = False
         """Whether the ranks may have models that they are to forget."""
@@ -103,6 +111,7 @@ class Desk:
             if piece and piece.ticket == ticket:
                 await piece.finish(decode_result(body), body)
                 self._ends.pop(piece.name, None)
+                self._kinds.spend(piece.kind, time.monotonic() - self._began)
                 self._pending = None
 
     async def _begin(self, life: str, failed: bool) -> None:
@@ -129,7 +138,7 @@ class Desk:
     async def _offer(self, draining: bool) -> Piece | None:
         self._changed.clear()
         if self._pending is None:  # else the answer that had it was lost
-            self._pending = await self._choose(draining)
+            self._pending, self._began = await self._choose(draining), time.monotonic()
         return self._pending
 
     async def _choose(self, draining: bool) -> Piece | None:
@@ -139,9 +148,15 @@ class Desk:
                 book.line.model for book in self._clients.living() if book.line.built and not book.line.failed
             )
             return Piece(encode(KeepModels(models=built)), self._ignore)
-        update = None if draining or not self.policies else _update(self.policies)
-        if update:
-            return update
+        piece = await self._of_clients(draining)
+        kinds = [OF_CLIENTS] if piece else []
+        if self.policies and self.policies.due and not draining:
+            kinds.append(UPDATE)
+        if self.policies and kinds and self._kinds.choose(kinds) == UPDATE:
+            return _update(self.policies)
+        return piece
+
+    async def _of_clients(self, draining: bool) -> Piece | None:
         pieces, owners = dict[str, Piece](), dict[str, str]()
         for book in self._clients.living():
             piece = await self._of(book, draining)
@@ -280,22 +295,20 @@ class Desk:
         """Of work whose result says nothing."""
 
 
-def _update(policies: ServedPolicies) -> Piece | None:
-    """Have servers get the policy that samples wait for. None: they have it."""
+def _update(policies: ServedPolicies) -> Piece:
+    """Have servers get the policy that samples wait for, which is due."""
     work = policies.next_update()
-    if work is None:
-        return None
 
     async def finish(result: WorkResult | WorkFailure, _: bytes) -> None:
         if isinstance(result, WorkFailure):
             policies.refuse(work.path, result.message)
         else:
-            policies.served(work, result.served)
+            policies.served(work, result.served, result.refused)
 
     async def give_up(why: WorkFailure) -> None:
-        policies.refuse(work.path, why.message)
+        policies.refuse_until_it_changes(work.path, why.message)
 
-    return Piece(encode(work), finish, give_up, f"the update of servers from {work.path}")
+    return Piece(encode(work), finish, give_up, f"the update of servers from {work.path}", UPDATE)
 
 
 def _read(body: bytes) -> Work | WorkFailure:

@@ -8,16 +8,39 @@ known by the directory from which the ranks send it: a snapshot's, or the base m
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.gateway.refusals import Refusals
 from rljob_trainer.wire.rollout_client import RequestRefusedError
 from rljob_trainer.wire.service import ServePolicy
 
-PAUSE_SECONDS = 5.0
-"""Before a server that could not be updated gets its next update."""
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 60.0
+"""Before a server that could not be updated gets its next update: twice as long each time."""
+
+
+@dataclass
+class _UpdatedServer:
+    """What is known of a server."""
+
+    has: str = ""
+    """The policy; empty: none that counts."""
+    not_before: float = 0.0
+    """When it gets its next update, by the monotonic clock."""
+    pause: float = 0.0
+    """The last one, since it could not be updated."""
+    updates: int = 0
+    """That have begun. Each aborts the samples that it has."""
+
+    def took(self, policy: str) -> None:
+        self.has, self.not_before, self.pause = policy, 0.0, 0.0
+
+    def failed(self) -> None:
+        """It was not updated."""
+        self.pause = min(max(2 * self.pause, PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+        self.not_before = time.monotonic() + self.pause
 
 
 @dataclass(eq=False)
@@ -40,10 +63,9 @@ class ServedPolicies:
         """`base`: directory of the base model; `changed`: called when an update is due."""
         self._base, self._changed = base, changed
         self._endpoints: Sequence[RolloutEndpoint] = ()
-        self._has = dict[str, str]()
-        """By the UID of a pod: the policy that it has."""
-        self._not_before = dict[str, float]()
-        """By the UID of a pod: when it gets its next update, by the monotonic clock."""
+        self._servers = dict[str, _UpdatedServer]()
+        """By the UID of a pod."""
+        self._refusals = Refusals()
         self._current: str | None = None
         self._next: str | None = None
         """The policy that servers are to have, once nobody samples from the current one."""
@@ -63,21 +85,27 @@ class ServedPolicies:
     def follow(self, endpoints: Sequence[RolloutEndpoint]) -> None:
         """The servers that there are now."""
         self._endpoints = endpoints
-        known = {endpoint.pod_uid for endpoint in endpoints}
-        self._has = {uid: policy for uid, policy in self._has.items() if uid in known}
+        uids = [endpoint.pod_uid for endpoint in endpoints]
+        self._servers = {uid: self._servers.get(uid) or _UpdatedServer() for uid in uids}
         self._require_servers()
         self._changed()
 
     def begin(self) -> None:
         """Ranks of another attempt: servers answer it only once it has updated them."""
         self.sending = ""
-        self._has.clear()
-        self._not_before.clear()
+        self._refusals.begin()
+        self._forget()
         self._require_servers()
 
     def serving(self, endpoint: RolloutEndpoint) -> bool:
         """Whether a server has the current policy."""
-        return self._current is not None and self._has.get(endpoint.pod_uid) == self._current
+        server = self._servers.get(endpoint.pod_uid)
+        return server is not None and self._current is not None and server.has == self._current
+
+    def updates_of(self, endpoint: RolloutEndpoint) -> int:
+        """How often a server was given an update. Samples that it has while this grows are aborted by that."""
+        server = self._servers.get(endpoint.pod_uid)
+        return server.updates if server else 0
 
     @asynccontextmanager
     async def turn(self, snapshot: str) -> AsyncIterator[None]:
@@ -90,6 +118,9 @@ class ServedPolicies:
 
     async def _admitted(self, policy: str) -> int:
         """The era."""
+        refused = self._refusals.why(policy, self._servers)
+        if refused:
+            raise RequestRefusedError(refused)
         if policy == self._current and not self._waiting:
             self._running += 1
             return self._era
@@ -111,31 +142,64 @@ class ServedPolicies:
             self._running -= 1
             self._advance()
 
-    def next_update(self) -> ServePolicy | None:
-        """The update that the ranks are to make now. `served` or `refuse` follows, or ranks of another attempt do."""
-        policy, now = self._next or self._current, time.monotonic()
-        if policy is None:
-            return None
-        lacking = [e for e in self._endpoints if self._has.get(e.pod_uid) != policy]
-        ready = tuple(_as_json(e) for e in lacking if self._not_before.get(e.pod_uid, now) <= now)
-        step = self._step + 1 if self._next else self._step
-        self.sending = policy if ready else ""
-        return ServePolicy(path=policy, step=step, servers=ready) if ready else None
+    @property
+    def due(self) -> bool:
+        """Whether there is an update that the ranks are to make."""
+        return bool(self._lacking())
 
-    def served(self, work: ServePolicy, pods: Sequence[str]) -> None:
-        """What became of an update. `pods`: UIDs of those that have the policy."""
-        later, known = time.monotonic() + PAUSE_SECONDS, {endpoint.pod_uid for endpoint in self._endpoints}
-        self._not_before |= {server["podUid"]: later for server in work.servers if server["podUid"] not in pods}
+    def next_update(self) -> ServePolicy:
+        """The update that is due, which the ranks make now. `served` or `refuse` follows, or ranks of another attempt do."""
+        policy, lacking = self._wanted, self._lacking()
+        assert policy is not None, "an update is due"
+        for endpoint in lacking:
+            self._servers[endpoint.pod_uid].updates += 1
+        self.sending = policy
+        step = self._step + 1 if self._next else self._step
+        return ServePolicy(path=policy, step=step, servers=tuple(map(_as_json, lacking)))
+
+    @property
+    def _wanted(self) -> str | None:
+        """The policy that servers are to have."""
+        return self._next or self._current
+
+    def _lacking(self) -> list[RolloutEndpoint]:
+        """Servers that have another policy, and are not left in peace since they could not be updated."""
+        policy, now = self._wanted, time.monotonic()
+        if policy is None:
+            return []
+        servers = [(endpoint, self._servers[endpoint.pod_uid]) for endpoint in self._endpoints]
+        return [endpoint for endpoint, server in servers if server.has != policy and server.not_before <= now]
+
+    def served(self, work: ServePolicy, pods: Sequence[str], refused: Mapping[str, str]) -> None:
+        """What became of an update. `pods`: UIDs of those that have the policy; `refused`: why others do not that have answered, by their UIDs."""
         self.sending = ""
         if work.step > self._step:
-            self._has.clear()  # whoever has no part in it would refuse this step
+            for server in self._servers.values():
+                server.has = ""  # whoever has no part in it would refuse this step
             self._step = work.step
-        self._has |= dict.fromkeys(known.intersection(pods), work.path)
-        self._advance()
+        names = {server["podUid"]: server["pod"] for server in work.servers}
+        for uid in names.keys() & self._servers.keys():
+            if uid in pods:
+                self._servers[uid].took(work.path)
+            else:
+                self._servers[uid].failed()
+        why = self._refusal(work.path, {names[uid]: reason for uid, reason in refused.items()})
+        if why:
+            self.refuse_until_it_changes(work.path, why)
+        else:
+            self._advance()
+
+    def _refusal(self, policy: str, reasons: Mapping[str, str]) -> str | None:
+        """Why a policy is not sent again after an update. `reasons`: of servers that have answered, by pod: one that nobody reaches says nothing."""
+        if self._has(policy):
+            self._refusals.taken(policy)
+            return None
+        return self._refusals.count(policy, reasons) if reasons else None
 
     def lost(self, endpoint: RolloutEndpoint) -> None:
-        """A server did not answer: it may have been started again, without the policy."""
-        self._has.pop(endpoint.pod_uid, None)
+        """A server does not have the policy any more: it may have been started again."""
+        if endpoint.pod_uid in self._servers:
+            self._servers[endpoint.pod_uid].has = ""
         self._require_servers()
         self._changed()
 
@@ -143,7 +207,7 @@ class ServedPolicies:
         """Servers cannot have a policy: the samples that wait for it fail with that."""
         refused = [waiting for waiting in self._waiting if waiting.policy == policy]
         self._waiting = deque(waiting for waiting in self._waiting if waiting.policy != policy)
-        self._has.clear()  # what they have of it counts for nothing
+        self._forget()  # what they have of it counts for nothing
         self._next, self.sending = None, ""
         self._end_era()
         for waiting in refused:
@@ -151,11 +215,24 @@ class ServedPolicies:
                 waiting.turn.set_exception(RequestRefusedError(why))
         self._advance()
 
+    def refuse_until_it_changes(self, policy: str, why: str) -> None:
+        """The same, and those that come later fail with that, too, until its files change or another server comes."""
+        self._refusals.keep(policy, why, self._servers)
+        self.refuse(policy, why)
+
     def _require_servers(self) -> None:
         """Nobody samples from a policy that no server has any more: it is sent again."""
-        if self._current is not None and self._current not in self._has.values():
+        if self._current is not None and not self._has(self._current):
             self._end_era()
             self._advance()
+
+    def _forget(self) -> None:
+        """Which policies servers have, and cannot have."""
+        self._servers = {uid: _UpdatedServer(updates=server.updates) for uid, server in self._servers.items()}
+
+    def _has(self, policy: str) -> bool:
+        """Whether a server has it."""
+        return any(server.has == policy for server in self._servers.values())
 
     def _end_era(self) -> None:
         self._current, self._running = None, 0
@@ -171,7 +248,7 @@ class ServedPolicies:
         if self._waiting and not self._running and self._next != self._waiting[0].policy:
             self._current, self._next = None, self._waiting[0].policy
             self._changed()
-        if self._next in self._has.values() and not self.sending:
+        if self._next is not None and self._has(self._next) and not self.sending:
             # An update has brought it, or the samples for which it was to be replaced were cancelled before the ranks began.
             self._current, self._next = self._next, None
             self._advance()

@@ -23,7 +23,7 @@ from rljob_trainer.megatron.service import ServiceEngine
 from rljob_trainer.model_files import Damaged, weight_files
 from rljob_trainer.rank.driver_client import ServiceDriverClient
 from rljob_trainer.rank.saved_tensors import tensors_of
-from rljob_trainer.rank.weights.publisher import Publisher
+from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.parity import PROBE_SEQUENCES, PROBE_TOKENS, MismatchError, Probe, arithmetic_of
@@ -76,13 +76,14 @@ class WholeSnapshots:
         saved = self._ranks.broadcast(self._saved(directory) if self._ranks.is_first else None)
         if isinstance(saved, str):
             raise RefusedWork(saved)
-        served = self._ranks.broadcast(self._sent(work, directory, saved))
-        if isinstance(served, str):
-            raise RefusedWork(served)
-        return WorkResult(served=tuple(served))
+        result = self._sent(work, directory, saved)
+        why = self._ranks.broadcast(result if isinstance(result, str) else None)
+        if why or isinstance(result, str):
+            raise RefusedWork(why)
+        return result
 
-    def _sent(self, work: ServePolicy, directory: Path, saved: dict[str, Any]) -> list[str] | str:
-        """On rank 0: UIDs of the pods that serve it, or why none may."""
+    def _sent(self, work: ServePolicy, directory: Path, saved: dict[str, Any]) -> WorkResult | str:
+        """What became of it, or why no server may serve it, which rank 0 knows."""
         servers = [RolloutEndpoint.model_validate(server) for server in work.servers]
         tensors = tensors_of(directory, self._engine.heartbeat) if self._ranks.is_first else iter(())
         phases = [GatherPhase(tensors, self._ranks.is_first)]
@@ -91,10 +92,10 @@ class WholeSnapshots:
         except MismatchError as error:  # perhaps of what the client has trained: large weights round differently
             return f"the snapshot {directory}: {error}"
         if published is None:
-            return []
+            return WorkResult()
         if saved.get("digest", published.version.digest) != published.version.digest:
             return f"the snapshot {directory} is damaged: its tensors are not what was saved. Save it again"
-        return [server.pod_uid for server in servers if server.pod in published.ok]
+        return _outcome(servers, published)
 
     def _measured(self, model: str) -> list[list[float]]:
         """The ranks' log-probabilities of all tokens but the first of each recent sequence."""
@@ -117,6 +118,15 @@ class WholeSnapshots:
             return None
         sequences, log_probs = (tuple(map(tuple, saved[key])) for key in ("sequences", "log_probs"))
         return Probe(sequences, log_probs, self._arithmetic)
+
+
+def _outcome(servers: Sequence[RolloutEndpoint], published: Published) -> WorkResult:
+    """Of an update of servers."""
+    refused = {pod: why for pod, why in published.failed.items() if pod not in published.unreached}
+    return WorkResult(
+        served=tuple(server.pod_uid for server in servers if server.pod in published.ok),
+        refused={server.pod_uid: refused[server.pod] for server in servers if server.pod in refused},
+    )
 
 
 def _require_whole(directory: Path) -> None:

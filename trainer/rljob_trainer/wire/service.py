@@ -154,6 +154,8 @@ class WorkResult:
     """ForwardBackward: for each datum those of its targets, of their shape, under the model before any of it."""
     served: tuple[str, ...] = ()
     """ServePolicy: UIDs of the pods that serve it."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """ServePolicy: by UID of a pod that has answered and does not serve it: why. A pod in neither could not be reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

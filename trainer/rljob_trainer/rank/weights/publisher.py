@@ -36,6 +36,8 @@ class Published:
     """Pods that serve the version."""
     failed: dict[str, str]
     """Pod -> reason. These serve their previous policy, or nothing, and get no requests until a later publication succeeds."""
+    unreached: Sequence[str] = ()
+    """Those of them that did not answer when the update was opened, which says nothing of the policy."""
     difference: tuple[float, float] | None = None
     """Mean and largest difference per token of the log-probabilities of a probe, for the replica with the largest mean. None without a probe."""
     paused: float = 0.0
@@ -51,6 +53,7 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
         """`sessions`: by pod."""
         self._name, self._round = name, Round(sessions, UpdateSession.abort, awaits)
         self._opened = Opened(name, {})
+        self._unreached: list[str] = []
 
     def open(self, offers: Sequence[Offer]) -> Opened:
         """The servers that open the update, in the order in which they were given. `offers`: of all senders.
@@ -60,7 +63,11 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
         workers: dict[str, dict[ServerWorker, Needs]] = {}
 
         def open_one(session: UpdateSession) -> None:
-            workers[session.server.pod] = session.open(offers)
+            try:
+                workers[session.server.pod] = session.open(offers)
+            except ReplicaGoneError:
+                self._unreached.append(session.server.pod)
+                raise
 
         self._round.run(open_one, "open an update")
         live = {pod: workers[pod] for pod in self._round.live}
@@ -90,6 +97,7 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
             version,
             list(self._round.live),
             self._round.failed,
+            self._unreached,
             difference,
             paused=max(paused, default=0.0),
             waited=max((part.waited for part in sent), default=0.0),

@@ -145,6 +145,7 @@ class Senders:
             PolicyVersion(**by_pod[0]["version"]),
             ok=[pod for p in by_pod for pod in p["ok"]],
             failed={pod: why for p in by_pod for pod, why in p["failed"].items()},
+            unreached=[pod for p in by_pod for pod in p["unreached"]],
             difference=max((tuple(p["difference"]) for p in by_pod if p["difference"]), default=None),
             paused=max(p["paused"] for p in by_pod),
             waited=max(p["waited"] for p in by_pod),

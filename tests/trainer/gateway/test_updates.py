@@ -1,0 +1,132 @@
+"""Updates of servers, where all parameters are trained, next to the work of clients: who has the ranks when."""
+
+import asyncio
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.gateway.policies import ServedPolicies
+from rljob_trainer.wire.gateway import decode_work, encode
+from rljob_trainer.wire.rollout_client import RequestRefusedError
+from rljob_trainer.wire.service import OptimStep, ServePolicy, Work, WorkFailure, WorkResult
+from trainer.gateway.world import World
+
+SERVER = RolloutEndpoint(pod="r-0", pod_uid="u0", url="http://r-0")
+STEP_SECONDS, UPDATE_SECONDS = 1.0, 7.0
+
+
+class Busy(World):
+    """A model that always has a further step, and samples that always want a further policy. Time passes while the ranks work."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(root)
+        self.now, self.done, self._seq = 0.0, list[type[Work]](), count(1)
+        self.policies = self.service.desk.policies = ServedPolicies("/base", self.service.desk.changed)
+        self.policies.follow([SERVER])
+        self._tasks = set[asyncio.Task[None]]()
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        for module in ("desk", "policies"):
+            monkeypatch.setattr(f"rljob_trainer.gateway.{module}.time", clock)
+
+    async def step(self) -> None:
+        """A further request of the model."""
+        seq = next(self._seq)
+        await self.service.ask("ann", self.model, seq, OptimStep(model=self.model, seq=seq, learning_rate=0.1))
+
+    def sample(self, policy: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._sample(policy))
+        self._tasks.add(task)
+        return task
+
+    async def _sample(self, policy: str) -> None:
+        async with self.policies.turn(policy):
+            pass
+
+    async def take(self, refusing: bool = False) -> bool:
+        """One piece of work. False: there is none."""
+        piece = await self.service.desk.next("0", False, 0.0)
+        if piece is None:
+            return False
+        work = decode_work(piece.work)
+        self.done.append(type(work))
+        self.now += UPDATE_SECONDS if isinstance(work, ServePolicy) else STEP_SECONDS
+        await self.service.desk.done(piece.ticket, encode(self._result(work, refusing)))
+        await asyncio.sleep(0)
+        return True
+
+    def _result(self, work: Work, refusing: bool) -> WorkResult | WorkFailure:
+        if not isinstance(work, ServePolicy):
+            return self.ranks.do(work)
+        return WorkResult(refused={"u0": "out of memory"}) if refusing else WorkResult(served=("u0",))
+
+
+@pytest.fixture
+async def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Busy:
+    world = Busy(tmp_path, monkeypatch)
+    await world.begin()
+    while await world.take():
+        pass
+    world.done.clear()
+    return world
+
+
+def names() -> Iterator[str]:
+    return (f"/snapshots/{i}" for i in count())
+
+
+async def test_updates_and_steps_share_the_time_of_the_ranks(busy: Busy) -> None:
+    policies = names()
+    waiting = busy.sample(next(policies))
+    for _ in range(80):
+        await busy.step()
+        if waiting.done():
+            waiting = busy.sample(next(policies))
+            await asyncio.sleep(0)
+        assert await busy.take()
+    seconds = [sum(kind is of for kind in busy.done) * each for of, each in ((ServePolicy, 7.0), (OptimStep, 1.0))]
+    assert abs(seconds[0] - seconds[1]) <= UPDATE_SECONDS + STEP_SECONDS, busy.done
+
+
+async def test_an_update_is_not_made_to_wait_for_the_steps_that_came_before_anybody_wanted_it(busy: Busy) -> None:
+    for _ in range(40):
+        await busy.step()
+        await busy.take()
+    for _ in range(3):
+        await busy.step()
+    busy.sample("/snapshots/0")
+    await asyncio.sleep(0)
+    for _ in range(2):
+        await busy.take()
+    assert ServePolicy in busy.done[40:]
+
+
+async def test_a_step_is_not_made_to_wait_for_the_updates_that_nobody_else_needed_the_ranks_for(busy: Busy) -> None:
+    policies = names()
+    for _ in range(5):
+        await asyncio.gather(busy.sample(next(policies)), busy.take())
+    await busy.step()
+    busy.sample(next(policies))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        await busy.take()
+    assert OptimStep in busy.done[5:]
+
+
+async def test_a_snapshot_that_no_server_takes_costs_a_training_model_less_than_half_of_its_time(busy: Busy) -> None:
+    refused = busy.sample("/snapshots/bad")
+    await asyncio.sleep(0)
+    while not refused.done():
+        await busy.step()
+        await busy.take(refusing=True)
+    with pytest.raises(RequestRefusedError, match="r-0: out of memory"):
+        await refused
+    assert busy.done.count(ServePolicy) == 3
+    assert busy.done.count(OptimStep) * STEP_SECONDS >= 2 * UPDATE_SECONDS
+    for _ in range(5):
+        await busy.step()
+        await busy.take(refusing=True)
+    assert busy.done[-5:] == [OptimStep] * 5

@@ -1,0 +1,69 @@
+"""Policies that servers do not take: after some updates in a row they are refused, until their files change, or a server comes that was not asked."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MOST_REFUSED = 3
+"""Updates in a row that no server takes."""
+
+FileStates = frozenset[tuple[str, int, int]]
+"""Name, bytes and time of the last change of each file of a directory."""
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a policy is not sent any more, and for how long."""
+
+    why: str
+    files: FileStates
+    servers: frozenset[str]
+    """UIDs of those that there were."""
+
+
+class Refusals:
+    """By policy, which is a directory."""
+
+    def __init__(self) -> None:
+        self._in_a_row = Counter[str]()
+        self._refused = dict[str, _Refusal]()
+
+    def count(self, policy: str, reasons: Mapping[str, str]) -> str | None:
+        """No server has taken an update. Why the policy is refused, if this was one too many. `reasons`: of those that answered, by pod."""
+        self._in_a_row[policy] += 1
+        if self._in_a_row[policy] < MOST_REFUSED:
+            return None
+        said = "; ".join(f"{pod}: {why}" for pod, why in sorted(reasons.items()))
+        return f"no server has taken {policy}, of {MOST_REFUSED} updates in a row. {said}"
+
+    def taken(self, policy: str) -> None:
+        """A server has it."""
+        self._in_a_row.pop(policy, None)
+
+    def begin(self) -> None:
+        """Other ranks send: what was refused came perhaps of the last ones."""
+        self._in_a_row.clear()
+        self._refused.clear()
+
+    def keep(self, policy: str, why: str, servers: Collection[str]) -> None:
+        """A policy is refused from now on. `servers`: UIDs of those that there are."""
+        self._in_a_row.pop(policy, None)
+        self._refused = {name: refusal for name, refusal in self._refused.items() if refusal.files == _files(name)}
+        self._refused[policy] = _Refusal(why, _files(policy), frozenset(servers))
+
+    def why(self, policy: str, servers: Collection[str]) -> str | None:
+        """Why a policy is refused. None: it is not. `servers`: UIDs of those that there are now."""
+        refusal = self._refused.get(policy)
+        if refusal is None or not servers or not refusal.servers.issuperset(servers):
+            return None
+        return refusal.why if refusal.files == _files(policy) else None
+
+
+def _files(directory: str) -> FileStates:
+    """Empty: it is gone."""
+    try:
+        states = [(file.name, file.stat()) for file in Path(directory).iterdir()]
+    except OSError:
+        return frozenset()
+    return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in states)
