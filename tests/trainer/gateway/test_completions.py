@@ -16,7 +16,8 @@ from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.clients import Keys
 from rljob_trainer.gateway.completions import COPIES, Completions
 from rljob_trainer.gateway.registry import MOST_NUMBERS, NUMBERS
-from rljob_trainer.gateway.samples import MOST_OPEN, Samples
+from rljob_trainer.gateway.samples import Samples
+from rljob_trainer.gateway.servers import MOST_OPEN
 from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.gateway.wire.routes import API, Routes
 from rljob_trainer.machine import free_port

@@ -15,7 +15,8 @@ from yarl import URL
 
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.clients import Keys
-from rljob_trainer.gateway.samples import REQUEST_BYTES, Samples, SamplingServers
+from rljob_trainer.gateway.samples import REQUEST_BYTES, Samples
+from rljob_trainer.gateway.servers import SamplingServers
 from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.gateway.wire import routes
 from rljob_trainer.gateway.wire.routes import API, Routes

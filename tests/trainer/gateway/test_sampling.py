@@ -10,22 +10,28 @@ import pytest
 from aiohttp import web
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.gateway import samples
+from rljob_trainer.gateway import samples, servers
 from rljob_trainer.gateway.clients import BusyError
-from rljob_trainer.gateway.samples import Samples, SamplingServers
+from rljob_trainer.gateway.policies import ServedPolicies
+from rljob_trainer.gateway.samples import Samples
+from rljob_trainer.gateway.servers import SamplingServers
 from rljob_trainer.gateway.service import UnknownError
 from rljob_trainer.machine import free_port
-from rljob_trainer.wire.rollout_client import ReplicaLost, RolloutClient
+from rljob_trainer.wire.rollout_client import FinishReason, ReplicaLost, RolloutClient
 from rljob_trainer.wire.rollout_server import SampleAnswer, SampleRequest, ServedSample
 from rljob_trainer.wire.service import WorkFailure
-from rljob_trainer.wire.weights.protocol import SAMPLE
+from rljob_trainer.wire.weights.protocol import SAMPLE, STATE
 
 
 class Server:
-    """A rollout server: it answers samples with its name, or fails as an engine that has died does."""
+    """A rollout server: it answers samples with its name, or fails as an engine that has died does. An update aborts samples."""
 
     def __init__(self, name: str) -> None:
         self.name, self.dead, self.asked, self.port = name, False, 0, free_port()
+        self.running = 0
+        """Samples that wait for `may_answer`."""
+        self.step: int | None = None
+        """Of the policy that it serves."""
         self.endpoint = RolloutEndpoint(pod=name, pod_uid=name, url=f"http://127.0.0.1:{self.port}")
         self._runner: web.AppRunner | None = None
         self.may_answer = asyncio.Event()
@@ -34,6 +40,7 @@ class Server:
     async def start(self) -> None:
         app = web.Application()
         app.router.add_post(SAMPLE, self._sample)
+        app.router.add_get(STATE, self._state)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
@@ -42,18 +49,27 @@ class Server:
         if self._runner:
             await self._runner.cleanup()
 
+    async def _state(self, _: web.Request) -> web.Response:
+        return web.json_response({"attempt": 1, "policy_step": self.step, "digest": ""})
+
     async def _sample(self, request: web.Request) -> web.Response:
         self.asked += 1
+        asked, step = SampleRequest.read(await request.json()), self.step
+        self.running += 1
         await self.may_answer.wait()
-        if self.dead:
+        self.running -= 1
+        if self.dead or list(asked.tokens) == POISON:
             return web.json_response({"error": "EngineDeadError"}, status=500)
-        found = ServedSample(np.array([ord(self.name)], "<i4"), np.zeros(1, "<f4"), "stop")
+        if asked.policy_step != step:
+            return web.json_response({"error": f"policy {step} is served here"}, status=503)
+        ended: FinishReason = "stop" if step == self.step else "abort"
+        found = ServedSample(np.array([ord(self.name)], "<i4"), np.zeros(1, "<f4"), ended)
         return web.json_response(SampleAnswer((found,)).body())
 
 
 @contextlib.asynccontextmanager
-async def listed(*servers: Server) -> AsyncIterator[SamplingServers]:
-    known = SamplingServers("token")
+async def listed(*servers: Server, policies: ServedPolicies | None = None) -> AsyncIterator[SamplingServers]:
+    known = SamplingServers("token", policies)
     known.follow(1, [server.endpoint for server in servers])
     try:
         yield known
@@ -63,30 +79,32 @@ async def listed(*servers: Server) -> AsyncIterator[SamplingServers]:
 
 
 REQUEST = SampleRequest(tokens=[1], n=1, seed=0, max_tokens=1)
+POISON = [666]
+"""A prompt with which servers fail."""
 
 
 async def test_samples_wait_for_a_listed_server_that_nobody_reaches_as_long_as_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(samples, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(servers, "RETRY_SECONDS", 0.001)
     dead = Server("a")
     tries, asked = 0, RolloutClient.sample
 
     async def counted(self: RolloutClient, request: SampleRequest) -> SampleAnswer:
         nonlocal tries
         tries += 1
-        if tries == 10 * samples.MOST_SENT:
+        if tries == 10 * servers.MOST_SENT:
             await dead.start()
         return await asked(self, request)
 
     monkeypatch.setattr(RolloutClient, "sample", counted)
     async with listed(dead) as known:
         answer = await asyncio.wait_for(known.sample(REQUEST), 60)
-    assert answer.samples[0].tokens == [ord("a")] and tries >= 10 * samples.MOST_SENT
+    assert answer.samples[0].tokens == [ord("a")] and tries >= 10 * servers.MOST_SENT
 
 
 async def test_a_server_that_is_gone_gets_no_samples_while_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "RETRY_SECONDS", 600.0)
+    monkeypatch.setattr(servers, "RETRY_SECONDS", 600.0)
     gone, dead, alive = Server("a"), Server("b"), Server("c")
     dead.dead = True
     await dead.start()
@@ -100,7 +118,7 @@ async def test_a_server_that_is_gone_gets_no_samples_while_another_one_answers(m
 
 
 async def test_no_more_samples_are_sent_at_a_time_than_files_can_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "most_open_files", lambda: 8)
+    monkeypatch.setattr(servers, "most_open_files", lambda: 8)
     server = Server("a")
     server.may_answer.clear()
     await server.start()
@@ -117,14 +135,88 @@ async def test_no_more_samples_are_sent_at_a_time_than_files_can_be_open(monkeyp
 
 
 async def test_a_request_with_which_server_after_server_dies_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(servers, "RETRY_SECONDS", 0.001)
     dead = Server("a")
     dead.dead = True
     await dead.start()
     async with listed(dead) as known:
         with pytest.raises(ReplicaLost, match="EngineDeadError"):
             await asyncio.wait_for(known.sample(REQUEST), 60)
-        assert dead.asked == samples.MOST_SENT
+        assert dead.asked == servers.MOST_SENT
+
+
+async def update(policies: ServedPolicies, *servers: Server) -> int:
+    """Have the servers make the update that is due, once one is. How many it has."""
+    async with asyncio.timeout(60):
+        while not policies.due:  # noqa: ASYNC110 the desk asks for it, too
+            await asyncio.sleep(0.01)
+    work = policies.next_update()
+    updated = [server for server in servers if server.name in {asked["podUid"] for asked in work.servers}]
+    for server in updated:
+        server.step = work.step
+    policies.served(work, [server.name for server in updated], {})
+    return len(updated)
+
+
+async def has(server: Server, running: int) -> None:
+    async with asyncio.timeout(60):
+        while server.running != running:  # noqa: ASYNC110 what a server hears is no event here
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_that_fails_costs_its_server_no_update_and_others_there_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servers, "RETRY_SECONDS", 0.001)
+    server, policies = Server("a"), ServedPolicies("base", lambda: None)
+    await server.start()
+    async with listed(server, policies=policies) as known:
+        first = asyncio.create_task(known.sample(REQUEST))
+        await update(policies, server)
+        await first
+        server.may_answer.clear()
+        other = asyncio.create_task(known.sample(REQUEST))
+        await has(server, running=1)
+        server.may_answer.set()
+        with pytest.raises(ReplicaLost, match="EngineDeadError"):
+            await asyncio.wait_for(known.sample(replace(REQUEST, tokens=POISON)), 60)
+        assert not policies.due and policies.serving(server.endpoint)
+        assert (await asyncio.wait_for(other, 60)).samples
+        assert server.asked == 2 + servers.MOST_SENT
+
+
+async def test_a_server_that_has_another_policy_than_it_should_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "RETRY_SECONDS", 0.001)
+    server, policies = Server("a"), ServedPolicies("base", lambda: None)
+    await server.start()
+    async with listed(server, policies=policies) as known:
+        first = asyncio.create_task(known.sample(REQUEST))
+        await update(policies, server)
+        await first
+        server.step = None
+        again = asyncio.create_task(known.sample(REQUEST))
+        await update(policies, server)
+        assert (await asyncio.wait_for(again, 60)).samples
+
+
+async def test_samples_that_updates_abort_are_asked_for_again_however_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "RETRY_SECONDS", 600.0)
+    server, policies = Server("a"), ServedPolicies("base", lambda: None)
+    await server.start()
+    async with listed(server, policies=policies) as known:
+        server.may_answer.clear()
+        asked = [asyncio.create_task(known.sample(REQUEST))]
+        await update(policies, server)
+        for count in range(1, 2 * servers.MOST_SENT):
+            await has(server, running=count)
+            policies.begin()  # other ranks, which update the server when somebody asks for a sample
+            asked.append(asyncio.create_task(known.sample(REQUEST)))
+            await update(policies, server)
+            server.may_answer.set()
+            server.may_answer.clear()  # those that come later wait
+        await has(server, running=len(asked))
+        server.may_answer.set()
+        assert len(await asyncio.wait_for(asyncio.gather(*asked), 60)) == len(asked)
 
 
 async def test_samples_that_failed_and_that_nobody_fetches_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from rljob_trainer.gateway.clients import Keys
 from rljob_trainer.gateway.desk import Desk
 from rljob_trainer.gateway.files import GatewaySuperseded
 from rljob_trainer.gateway.policies import ServedPolicies
-from rljob_trainer.gateway.samples import Samples, SamplingServers
+from rljob_trainer.gateway.samples import Samples
+from rljob_trainer.gateway.servers import SamplingServers
 from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.gateway.wire.routes import Routes
 from rljob_trainer.machine import raise_open_files

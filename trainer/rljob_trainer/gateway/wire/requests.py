@@ -12,7 +12,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstrain
 from rljob_api.type_errors import first_problem
 from rljob_trainer.gateway.completions import COPIES
 from rljob_trainer.gateway.registry import sampler_name, session_of
-from rljob_trainer.gateway.samples import MOST_OPEN
+from rljob_trainer.gateway.servers import MOST_OPEN
 from rljob_trainer.gateway.wire.bodies import MOST_VALUES
 from rljob_trainer.gateway.wire.content import whole
 from rljob_trainer.wire.rollout_server import SampleRequest
