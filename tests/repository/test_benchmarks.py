@@ -1,5 +1,6 @@
 """What the benchmarks share: a mistake in it would show on a GPU machine, which is there for minutes."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +8,10 @@ from types import ModuleType, SimpleNamespace
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from benchmarks import first_step, generation, gpu_time, jobs, step, unproven
+from benchmarks import changed_weights, first_step, generation, gpu_time, jobs, step, unproven
 from benchmarks.gpu_time import Kernel
 from benchmarks.queue import Queue
 from rljob_api.spec import RLJobSpec
@@ -99,3 +102,11 @@ def test_a_kernel_has_the_kind_that_its_name_says(kernel: str, kind: str) -> Non
 def test_the_tail_says_when_each_part_of_the_responses_was_complete() -> None:
     ends = [SimpleNamespace(metrics=SimpleNamespace(queued_ts=10.0, last_token_ts=10.0 + i)) for i in range(100, 0, -1)]
     assert generation.tail(ends) == {"half": 50.0, "nine_tenths": 90.0, "99%": 99.0, "all": 100.0}
+
+
+def test_a_weight_counts_as_changed_when_its_bfloat16_differs(tmp_path: Path) -> None:
+    for number, weights in ((1, [1.0, 2.0, 3.0, 4.0]), (2, [1.0, 2.0001, 3.5, 4.0])):
+        (tmp_path / f"exports/step_{number}").mkdir(parents=True)
+        save_file({"w": torch.tensor(weights)}, tmp_path / f"exports/step_{number}/model.safetensors")
+    line = {"step": 2, "changed": 0.25, "bytes": round((2 - 0.75 * math.log2(3)) / 16 + 0.25, 6)}
+    assert list(changed_weights.updates(tmp_path)) == [line]
