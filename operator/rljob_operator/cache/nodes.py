@@ -68,7 +68,7 @@ def parse_node(node: Object, leave: LeaveNodes) -> CachedNode:
         name=meta["name"],
         lost_since=None if ready else since,
         answers_since=since if ready else 0.0,
-        out_of_service=any(t["key"] == OUT_OF_SERVICE for t in spec.get("taints", [])),
+        out_of_service=OUT_OF_SERVICE in [taint["key"] for taint in spec.get("taints", [])],
         schedulable=placement.parse_node(node, {}, signs),
         signs=signs,
     )
