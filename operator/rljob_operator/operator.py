@@ -119,8 +119,11 @@ class Operator:
             for job in await reconciler.offer_capacity():
                 self._queue.add_after(job, 0.0)
             return None
-        is_gone = self._cache.jobs.get(key) is None
-        return await reconciler(key) if is_gone or self._relist.serves(key[0]) else None
+        if self._relist.serves(key[0]):
+            return await reconciler(key)
+        if self._cache.jobs.get(key) is None:
+            reconciler.forget(key)
+        return None
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -10,13 +10,15 @@ import pytest
 
 from api.specs import raw_spec
 from rljob_api import names
+from rljob_api.backends import FINALIZERS
 from rljob_api.status import JobStatus
 from rljob_api.status_parts import PlacementStatus, PodAssignment
 from rljob_operator.cache.cluster import SANDBOX_KINDS, ClusterCache
 from rljob_operator.kube import leader_election as lease
-from rljob_operator.kube.api import ApiError, Key, Object
+from rljob_operator.kube.api import ApiError, Object
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.operator import Operator, Options
+from rljob_operator.reconcile.reconciler import Reconciler
 from rljob_operator.watch.events import SERVED
 from rljob_placement.devices import Devices
 from simulator.cluster import BrokenCluster, FakeCluster
@@ -132,18 +134,19 @@ async def test_an_operator_that_only_cannot_reach_the_api_server_keeps_what_it_k
 
 
 async def test_a_job_that_vanishes_while_its_namespace_is_not_served_is_forgotten() -> None:
-    """Its namespace was deleted and made again: the list of jobs comes before all the others, and nobody asks for this job once more."""
-    passes: list[Key] = []
-
-    async def reconcile(key: Key) -> None:
-        passes.append(key)
-
+    """Its namespace was deleted and made again: the list of jobs comes before all the others, and nobody asks for this job once more. Or others serve
+    it, with its pods."""
     async with a_process() as operator:
-        meta = {"uid": "u", "resourceVersion": "1"}
-        job = job_object("demo", raw_spec())
-        operator._cache.of_kind("RLJob").put(job | {"metadata": job["metadata"] | meta})
-        await operator._reconcile(reconcile, KEY)  # type: ignore[arg-type]
-        assert passes == [], "what was not listed yet would look absent"
+        cluster = FakeCluster()
+        reconciler = Reconciler(cluster, operator._cache, 30.0)
+        reconciler._state.display[KEY] = 1.0
+        objects = dict(of_the_cluster())
+        objects["Pod"]["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": sorted(FINALIZERS)}
+        for kind in ("RLJob", "Pod"):
+            operator._cache.of_kind(kind).put(objects[kind])
+        await operator._reconcile(reconciler, KEY)
+        assert reconciler._state.display, "what was not listed yet would look absent"
         operator._cache.of_kind("RLJob").delete(KEY)
-        await operator._reconcile(reconcile, KEY)  # type: ignore[arg-type]
-        assert passes == [KEY]
+        await operator._reconcile(reconciler, KEY)
+        assert not reconciler._state.display
+        assert cluster.requests == 0, "the pod is not ours"

@@ -85,6 +85,12 @@ class Pod:
         """Whether its kubelet refused or lost it before the job's container ran, which is not the job's doing."""
         return self.phase == "Failed" and not (self.exited or self.running or self.disrupted)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing in it runs or will: the API server binds no pod that was deleted."""
+        unbound = self.deleting and not self.node
+        return (unbound or self.phase in ("Succeeded", "Failed")) and not self.running
+
 
 def is_of_a_job(pod: Object) -> bool:
     """Whether its controller is a StatefulSet of the job that its labels name, or a Sandbox that a claim of the job has. A pod that somebody made

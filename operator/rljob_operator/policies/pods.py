@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from rljob_api import names, reasons
-from rljob_api.backends import FINALIZERS
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, StuckPod
 from rljob_operator.cache.nodes import OUT_OF_SERVICE
@@ -25,7 +24,7 @@ from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import member_statuses
 from rljob_operator.policies.change import Change, Event, give_command, set_
 from rljob_operator.policies.opening import outdated
-from rljob_operator.schedulers.base import has_gate
+from rljob_operator.schedulers.base import has_gate, is_kept
 from rljob_operator.times import is_ahead, is_past, seconds, stamp
 
 
@@ -133,13 +132,7 @@ MOST = 8
 def let_ended_pods_go(s: Snapshot, status: JobStatus) -> Change:
     """Takes the backend's finalizer from pods that were deleted and have ended. Kueue (0.18.4, 0.19.2) keeps it until others replace the pods of an
     evicted group, and a StatefulSet makes no others while the names are in use (kueue#14632)."""
-    return Change(
-        status, let_go=tuple(pod for pod in s.pods if pod.deleting and _ended(pod) and FINALIZERS & {*pod.finalizers})
-    )
-
-
-def _ended(pod: Pod) -> bool:
-    return pod.phase in ("Succeeded", "Failed") and not pod.running
+    return Change(status, let_go=tuple(filter(is_kept, s.pods)))
 
 
 def report_stuck_pods(s: Snapshot, status: JobStatus) -> Change:

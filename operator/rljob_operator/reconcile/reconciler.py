@@ -62,13 +62,8 @@ class Reconciler:
         """Returns the seconds after which the job is due again; None: only a change calls for another reconcile."""
         entry = self._cache.jobs.get(key)
         if entry is None or entry.value.meta.deletion_timestamp:  # the garbage collector deletes its children
-            self._state.forget(key)
-            self._observer.forget(key)
-            self._scheduler.forget(key)
-            self._cache.forget(key)
-            self._specs.forget(key)
-            self._writer.forget(key)
-            self._events.forget(key)
+            self.forget(key)
+            await self._writer.let_all_go(key)
             return None
         job = entry.value
         again = await self._specs.settle(key, job.validation, self._clock())
@@ -97,6 +92,16 @@ class Reconciler:
         waits = [decision.requeue_after, retry, postponed, again]
         waits.append(self._observer.due(key, s.now))
         return min((t for t in waits if t is not None), default=None)
+
+    def forget(self, key: Key) -> None:
+        """Drops what is known of a job that is gone."""
+        self._state.forget(key)
+        self._observer.forget(key)
+        self._scheduler.forget(key)
+        self._cache.forget(key)
+        self._specs.forget(key)
+        self._writer.forget(key)
+        self._events.forget(key)
 
     async def offer_capacity(self) -> set[Key]:
         """Places jobs that wait for nodes in capacity that has become free. Returns those that are to be reconciled."""

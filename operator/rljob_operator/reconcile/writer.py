@@ -17,7 +17,7 @@ from rljob_operator.model.children import ChildProblem, conflict, controls, cove
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Ungate
 from rljob_operator.reconcile.refusals import Refusals, Write
-from rljob_operator.schedulers.base import is_gated, operations, without_finalizer
+from rljob_operator.schedulers.base import is_gated, is_kept, operations, without_finalizer
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +190,11 @@ class Writer:
         namespace = s.job.namespace
         sends = [(Write("write", _pod(pod), pod.uid), partial(self._let_go, namespace, pod)) for pod in pods]
         return await self._attempt_at_once(s, sends)
+
+    async def let_all_go(self, job: Key) -> None:
+        """Takes the finalizers of backends from the pods of a job that is gone, once they have ended. The queue retries what is refused."""
+        pods = [entry.value for entry in self._cache.pods.of(job).values()]
+        await together([self._let_go(job[0], pod) for pod in pods if is_kept(pod)])
 
     async def _let_go(self, namespace: str, pod: Pod) -> None:
         """The API server refuses the patch if the finalizer is gone, or the pod."""

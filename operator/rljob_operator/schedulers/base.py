@@ -97,6 +97,11 @@ def operations(pod: Pod, node: str, now: float, head: bool = False) -> list[dict
     ]
 
 
+def is_kept(pod: Pod) -> bool:
+    """Whether the finalizer of a backend keeps the pod, which was deleted and has ended."""
+    return pod.deleting and pod.has_ended and not FINALIZERS.isdisjoint(pod.finalizers)
+
+
 def without_finalizer(pod: Pod) -> list[dict[str, Any]]:
     """A JSON patch that takes the first finalizer of a backend from exactly this pod, and fails if it has lost it."""
     place, name = next((i, name) for i, name in enumerate(pod.finalizers) if name in FINALIZERS)
