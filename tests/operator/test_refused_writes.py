@@ -10,7 +10,7 @@ from rljob_api import reasons
 from rljob_api.policy import JobPolicy
 from rljob_operator.cache.pods import Pod
 from rljob_operator.kube.api import Object
-from rljob_operator.model.ordinals import lacks_pods
+from rljob_operator.model.refused_pods import lacks_pods
 from rljob_operator.reconcile.refusals import FIRST, LONGEST
 from simulator.crowd import Crowd
 from simulator.makers import make_job

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from rljob_operator.cache.pods import Pod
 from rljob_operator.kube.api import Object
 from rljob_operator.model.children import INTERVAL, PATIENCE
+from rljob_operator.model.refused_pods import dispensable_pods
 from rljob_operator.times import stamp
 from simulator import controllers
 from simulator.cluster import FakeCluster
@@ -104,6 +106,57 @@ async def test_a_job_starts_without_rollouts_that_it_can_do_without_and_says_why
     assert len(crowd.on_nodes("old")) == pods
     said = "rollout pods do not exist: exceeded quota: team" in crowd.status("old").message
     assert said == (pods == 0), crowd.status("old").message
+
+
+async def test_no_node_is_kept_for_pods_that_a_quota_refuses_and_the_gang_can_do_without(
+    allowed: dict[str, int],
+) -> None:
+    crowd = Crowd({"a": 1, "b": 1, "c": 1, "d": 1})
+    allowed["old"] = 1
+    crowd.apply("old", trainers=1, rollout={"replicas": 3, "minReplicas": 1, "sampling": {"maxTokens": 8}})
+    await crowd.turns(10)
+    refused(crowd, "rollout", "exceeded quota: team", "old")
+    await crowd.turns(int(INTERVAL) + 5)
+    assert taken(crowd, "old") == ["old-trainer-0", "old-rollout-0"]
+    for name, pods in (("second", 2), ("third", 0)):
+        crowd.apply(name, trainers=1)
+        await crowd.turn()
+        assert not crowd.operator._scheduler._reserved, "the cycle of another plans nothing for it"
+        await crowd.turns(9)
+        assert (len(crowd.on_nodes(name)), len(taken(crowd, "old"))) == (pods, 2)
+    crowd.delete("second")
+    crowd.delete("third")
+    del allowed["old"]
+    await crowd.turns(int(INTERVAL) + 5)
+    assert len(crowd.on_nodes("old")) == 4, "the quota was raised"
+
+
+@pytest.mark.parametrize(
+    ("pods", "on_nodes", "without"),
+    [
+        (4, 0, set[int]()),
+        (3, 0, {2, 3}),
+        (3, 3, {3}),
+        (2, 2, {2, 3}),
+        (1, 1, {2, 3}),
+    ],
+)
+def test_a_server_of_which_a_part_is_refused_needs_no_nodes_and_one_that_the_gang_needs_keeps_them(
+    pods: int, on_nodes: int, without: set[int]
+) -> None:
+    """Two servers of two pods, of which the gang needs one."""
+    rollout = {"replicas": 2, "minReplicas": 1, "nodes": 2, "tensorParallel": 2, "sampling": {"maxTokens": 8}}
+    job = make_job(scheduling={"backend": "builtin"}, rollout=rollout)
+    nodes = ["a" if i < on_nodes else "" for i in range(pods)]
+    there = [Pod(name=f"demo-rollout-{i}", uid=f"r{i}", role="rollout", ordinal=i, node=n) for i, n in enumerate(nodes)]
+    snapshot = job.having(pods=tuple(there), uncreated={"rollout": "exceeded quota: team"}).snapshot()
+    assert dispensable_pods(snapshot) == {f"demo-rollout-{i}" for i in without}
+
+
+def taken(crowd: Crowd, job: str) -> list[str]:
+    """Pods with an assignment."""
+    placement = crowd.status(job).placement
+    return [one.pod for one in placement.assignments] if placement else []
 
 
 async def test_a_reason_of_a_former_shortage_is_none_of_the_present_one() -> None:

@@ -23,7 +23,7 @@ from itertools import count, islice
 
 from rljob_api import names
 from rljob_api.server_group import ServerGroup
-from rljob_api.sizing.layout import required_pods, server_nodes
+from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_api.status_parts import ServerStatus
@@ -111,22 +111,6 @@ def target(s: Snapshot, status: JobStatus) -> Target | None:
         last = Target(spec, wanted, ahead, servers, of)
         s.targets.append(last)
     return last
-
-
-def lacks_pods(s: Snapshot) -> bool:
-    """Whether the job could not use nodes: its pods may not start, or its gang is refused by a quota, for example."""
-    return s.lacks_children or (not is_open(s.status.attempt) and bool(refused_roles(s)))
-
-
-def refused_roles(s: Snapshot) -> list[str]:
-    """Roles whose pods are not created although the gang cannot do without one of them. Others, such as rollouts beyond `minReplicas`, are no reason
-    to wait."""
-    wanted = target(s, s.status) if s.uncreated else None
-    if wanted is None:
-        return []
-    required = required_pods(wanted.spec)
-    needed = {role: wanted.ahead.get(role, [])[: required.get(role, 0)] for role in s.uncreated}
-    return [role for role, ordinals in needed.items() if any(s.at(role, ordinal) is None for ordinal in ordinals)]
 
 
 def sizes(status: JobStatus, spec: RLJobSpec) -> Mapping[str, int]:

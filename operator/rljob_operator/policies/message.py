@@ -12,7 +12,7 @@ from rljob_api.status_parts import PlacementStatus
 from rljob_api.text import one_line, plain
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.children import sentences
-from rljob_operator.model.ordinals import refused_roles
+from rljob_operator.model.refused_pods import refused_roles
 from rljob_operator.model.snapshot import Snapshot, is_open, sized
 from rljob_operator.policies.causes import Cause, MemberStatus, member_statuses, on_node
 from rljob_operator.policies.change import Change, Event

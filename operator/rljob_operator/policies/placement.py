@@ -12,7 +12,8 @@ from rljob_api.sizing.layout import placed_pods, required_pods
 from rljob_api.status import JobStatus
 from rljob_api.status_parts import Exclusion, PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import lacks_pods, target
+from rljob_operator.model.ordinals import target
+from rljob_operator.model.refused_pods import dispensable_pods, lacks_pods
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, set_
@@ -105,7 +106,9 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
         return _back_out(s, status, before, refused)
     wanted = wanted_names(s.job.name, asked)
     placement, events = _assigned(s, before, wanted)
-    placement = placement.model_copy(update={"unschedulable": _unschedulable(s)})
+    without = dispensable_pods(s)
+    kept = [x for x in placement.assignments if x.pod not in without]
+    placement = placement.model_copy(update={"assignments": kept, "unschedulable": _unschedulable(s)})
     if placement.unschedulable and not before.unschedulable:
         events += (Event("Warning", reasons.UNSCHEDULABLE, placement.unschedulable),)
     due = [at for p in s.pods if (at := _bound_by(p)) is not None and at > s.now]

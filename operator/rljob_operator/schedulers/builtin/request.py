@@ -52,12 +52,16 @@ def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus, suspend: bool) 
 
 
 def scheduling_request(
-    view: JobView, node: Callable[[str], Node | None], ordinals: Mapping[str, Sequence[int]] | None = None
+    view: JobView,
+    node: Callable[[str], Node | None],
+    ordinals: Mapping[str, Sequence[int]] | None = None,
+    without: Collection[str] = (),
 ) -> SchedulingRequest | None:
     """The request of a job; None: every pod has its node. Called in every reconcile of every job, so what only a plan needs is computed last.
 
     Args:
         ordinals: of the pods that the job wants, as `Target.ahead` has them; None: they follow from the view
+        without: pods that need no node
     """
     spec, status = view.spec, view.status
     if not is_scheduled_here(spec, status, view.suspend):
@@ -65,7 +69,7 @@ def scheduling_request(
     wanted = _pod_names(view.job.name, spec, _ordinals(view) if ordinals is None else ordinals)
     assigned = {assignment.pod: assignment for assignment in status.placement.assignments} if status.placement else {}
     current = _current(view, wanted, node)
-    everyone = [name for of_role in wanted.values() for name in of_role]
+    everyone = [name for of_role in wanted.values() for name in of_role if name not in without]
     settled = all(name in assigned and assigned[name].node == current.get(name) for name in everyone)
     ranks = {role: _ranks(wanted[role][:size], assigned) for role, size in spec.gang_sizes.items()}
     if settled and all(set(ranks[role]) == set(range(size)) for role, size in spec.gang_sizes.items()):

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,8 @@ from itertools import islice
 from rljob_api.status_parts import PlacementReport
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Key
-from rljob_operator.model.ordinals import lacks_pods, target
+from rljob_operator.model.ordinals import target
+from rljob_operator.model.refused_pods import dispensable_pods, lacks_pods
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers.builtin.cache import SchedulerCache
@@ -68,7 +69,7 @@ class GangScheduler:
         self._refuges: dict[Key, tuple[SchedulingRequest, float, frozenset[str]]] = {}
         """The last answers of `refuge`, with their times, and the requests for all nodes that were to be left."""
         self._without_pods: set[Key] = set()
-        """Jobs that asked for nothing when they were reconciled last, since their pods are refused: cycles of others leave them out."""
+        """Jobs that asked for nothing when they were reconciled last, since pods of theirs are refused: cycles of others leave them out."""
         self._forgotten: set[Key] = set()
         """Jobs that were forgotten while a cycle was planned."""
         self._left: dict[str, Node] = {}
@@ -167,12 +168,19 @@ class GangScheduler:
 
     def _request(self, s: Snapshot) -> SchedulingRequest | None:
         key = (s.job.namespace, s.job.name)
-        if lacks_pods(s):
+        useless, without = lacks_pods(s), dispensable_pods(s)
+        request = None if useless else self._asked(s, without)
+        if useless or (without and request is None):
             self._without_pods.add(key)
-            return None
-        self._without_pods.discard(key)
+        else:
+            self._without_pods.discard(key)
+        return request
+
+    def _asked(self, s: Snapshot, without: Collection[str]) -> SchedulingRequest | None:
         view, current = self._view(s), target(s, s.status)
-        return None if view is None or current is None else scheduling_request(view, self._cache.node, current.ahead)
+        if view is None or current is None:
+            return None
+        return scheduling_request(view, self._cache.node, current.ahead, without)
 
     def _view(self, s: Snapshot) -> JobView | None:
         spec = s.spec_of(s.status.attempt)
