@@ -1,6 +1,7 @@
 """Agents in real worker processes, asked by the whole driver: what becomes of their trajectories, and of those that fail."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,21 @@ async def test_the_function_gets_the_row_of_the_file_and_its_environment(bench, 
     with_agent(bench.spec, tmp_path, code, env={"WORTH": "0.25"})
     found, _ = await step(bench)
     assert {s.reward for s in found.samples} == {0.25}
+
+
+async def test_libraries_of_its_environment_come_before_those_of_the_pod_which_stay(bench, tmp_path, monkeypatch):
+    """An image may have this package in its PYTHONPATH alone."""
+    for directory, word in (("pods", "pod"), ("own", "own")):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "both.py").write_text(f"WORD = {word!r}\n")
+    (tmp_path / "pods" / "pods_alone.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "pods"), os.environ.get("PYTHONPATH", "")]))
+    code = "import both, pods_alone\n" + TWO_TURNS.replace(
+        "(context)\n", "(context, reward=float(both.WORD == 'own'))\n"
+    )
+    with_agent(bench.spec, tmp_path, code, env={"PYTHONPATH": str(tmp_path / "own")})
+    found, _ = await step(bench)
+    assert {s.reward for s in found.samples} == {1.0}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,10 @@ class Endless(ParserProcess):
     MODULE = "trainer.server.endless_parser"
 
 
+class Missing(ParserProcess):
+    MODULE = "trainer.server.no_such_parser"
+
+
 def reader(limit: float) -> TurnReader:
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return TurnReader(partial(Endless.start, (), limit, paths))
@@ -51,6 +55,6 @@ async def test_a_turn_that_nobody_waits_for_any_more_does_not_delay_the_next() -
 
 
 async def test_a_process_that_cannot_load_the_model_says_why() -> None:
-    turns = TurnReader(partial(Endless.start, ("--",), SECONDS, {"PYTHONPATH": "/nowhere"}))
+    turns = TurnReader(partial(Missing.start, ("--",), SECONDS))
     with pytest.raises(WorkerLost, match="ended while it was imported"):
         await turns.read({"text": "fine"})

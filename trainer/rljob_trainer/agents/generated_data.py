@@ -85,5 +85,5 @@ def _said(process: "subprocess.Popen[bytes]", moved: Callable[[], object]) -> by
 
 
 def _failed(field: str, one: GeneratedData, rule: str) -> ConfigurationError:
-    fix = f"correct name, arguments and size, and see that {one.library} is installed in the trainer's image or in PYTHONPATH of spec.env"
+    fix = f"correct name, arguments and size, and see that {one.library} is installed in the trainer's image"
     return ConfigurationError(f"{field}.environment", one.environment, rule, fix)

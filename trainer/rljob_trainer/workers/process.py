@@ -19,6 +19,7 @@ from rljob_trainer.processes import ProcessTree, end, start_piped
 
 log = logging.getLogger(__name__)
 
+PATHS = "PYTHONPATH"
 MAX_PROCESSES = 8
 """In one pod at most, unless the spec has a number; each imports what it runs."""
 GRACE_SECONDS = 2.0
@@ -102,7 +103,7 @@ class Child:
     async def start(cls, module: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> Self:
         command = (sys.executable, "-u", "-m", module, *arguments)  # a killed process would lose buffered prints
         family = ProcessTree()
-        environment = _environment() | dict(variables or {}) | family.environment
+        environment = _environment(variables or {}) | family.environment
         process = await start_piped(command, environment, LINE_LIMIT)
         family.lead(process.pid)
         return cls(process, family)
@@ -304,9 +305,12 @@ def processes_on(cpus: int) -> int:
     return max(1, min(cpus, MAX_PROCESSES))
 
 
-def _environment() -> dict[str, str]:
-    """Our own, without the token of the rollout servers."""
-    return {k: v for k, v in os.environ.items() if k != names.ENV_ROLLOUT_TOKEN}
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Our own with these, without the token of the rollout servers. Packages are looked for in the given PYTHONPATH first, and then in our own: an
+    image may have this package there."""
+    own = {k: v for k, v in os.environ.items() if k != names.ENV_ROLLOUT_TOKEN}
+    paths = [given[PATHS] for given in (variables, own) if given.get(PATHS)]
+    return {**own, **variables, PATHS: os.pathsep.join(paths)} if paths else {**own, **variables}
 
 
 class Respawning[P: WorkerProcess]:
