@@ -107,7 +107,7 @@ class _File:
         ) as error:  # ValueError: HF_ENDPOINT is not a URL, HF_TOKEN holds a line end
             reason = getattr(error, "reason", None) or error
             rule = f"there is no such directory here, and {endpoint} is not reached: {reason}"
-            raise UserError(f"{self.option} {self.where}: {rule}") from error
+            raise UserError(f"{self.option} {self.where}: {rule}; name a directory of it or its {self.name}") from error
         return self._parsed(url, text)
 
     def _parsed(self, where: str, text: str) -> dict[str, Any]:

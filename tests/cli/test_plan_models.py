@@ -111,7 +111,8 @@ def test_a_model_that_is_nowhere_says_what_was_tried(
         assert plan(model="Qwen/Qwen2.5-7B-Instruct") == 1
         assert "a gated one: set HF_TOKEN" in capsys.readouterr().err
     assert plan(model="Qwen/Qwen2.5-7B-Instruct") == 1
-    assert "is not reached" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is not reached" in said and "; name a directory of it or its config.json\n" in said
     assert plan(model="nowhere") == 1
     assert capsys.readouterr().err.startswith("error: --model nowhere: no such directory or file")
 

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
 
 from api.specs import raw_spec
 from rljob_trainer.local.rehearsal.command import rehearse
@@ -86,3 +90,10 @@ def custom(trial: Trial, code: str) -> Trial:
     job["spec"]["data"]["custom"] = {"path": trial.write("custom.py", code)}
     (trial.directory / "job.yaml").write_text(yaml.safe_dump(job))
     return trial
+
+
+def digits_only(directory: Path) -> None:
+    """The model's tokenizer knows digits, `+` and `=`, and nothing that stands for the unknown."""
+    alphabet = Tokenizer(WordLevel({character: i for i, character in enumerate("<0123456789+=")}))
+    alphabet.pre_tokenizer = Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=alphabet, eos_token="<").save_pretrained(directory / "model")

@@ -8,15 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast
 
 from rljob_api.spec.model import PythonReward
 from rljob_trainer.rewards.python_file import PythonFile
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
-from trainer.local.rehearsal import ROWS, SUM, Trial, reward_job
+from trainer.local.rehearsal import ROWS, SUM, Trial, digits_only, reward_job
 
 
 def test_a_job_in_order_shows_prompts_with_their_tokens_and_what_right_and_wrong_texts_are_worth(
@@ -32,12 +28,26 @@ def test_a_job_in_order_shows_prompts_with_their_tokens_and_what_right_and_wrong
 
 def test_a_text_that_the_tokenizer_has_no_characters_for_is_said_to_be_nothing(tmp_path: Path) -> None:
     trial = Trial(tmp_path)
-    alphabet = Tokenizer(WordLevel({character: i for i, character in enumerate("<0123456789+=")}))
-    alphabet.pre_tokenizer = Split(Regex("."), "isolated")
-    PreTrainedTokenizerFast(tokenizer_object=alphabet, eos_token="<").save_pretrained(tmp_path / "model")
+    digits_only(tmp_path)
     found = trial.run().out
     assert "an unrelated text      reward 0, but this tokenizer cannot write it: nothing was said\n" in found
     assert "another row's answer   reward 0, read as '7'\n" in found and found.count("cannot write it") == len(ROWS)
+
+
+def test_what_the_tokenizer_leaves_out_of_prompts_and_responses_is_said(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, [SUM | {"prompt": "banana + 3="}, SUM, SUM | {"prompt": "c="}])
+    digits_only(tmp_path)
+    found = trial.run("## {answer}")
+    assert (found.code, found.err) == (0, "")
+    assert (
+        "train.jsonl row 1: the tokenizer has no token for 'ban', so the model reads the text without, and 1 more like it;"
+        in found.out
+    )
+    assert (
+        "its answer             reward 1, read as '5', but this tokenizer cannot write '#': it was left out\n"
+        in found.out
+    )
+    assert "no mistake, 1 note" in found.out
 
 
 def test_the_command_needs_no_torch(tmp_path: Path) -> None:

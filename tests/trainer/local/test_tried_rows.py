@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.local.rehearsal import command
-from trainer.local.rehearsal import SUM, Trial, custom
+from trainer.local.rehearsal import SUM, Trial, custom, digits_only
 
 
 def test_sft_shows_in_colour_what_is_learnt(tmp_path: Path) -> None:
@@ -100,3 +100,14 @@ def test_only_the_rows_that_are_tried_are_made(tmp_path: Path) -> None:
     code = "def rows(row):\n    assert row['answer'] != '2003'\n    return row\n"
     trial = custom(Trial(tmp_path, rows), code)
     assert trial.run().code == 0 and "row 2004: rows() in custom.py: AssertionError" in trial.run(everything=True).err
+
+
+def test_documents_that_the_tokenizer_cannot_write_are_noted(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, [{"text": "1+2"}, {"text": "one + 2"}], task="pretrain", data={"maxTokens": 64})
+    assert "no token for" not in trial.run().out
+    digits_only(tmp_path)
+    found = trial.run()
+    assert (
+        found.code == 0
+        and "row 2: the tokenizer has no token for 'one', so the model reads the text without;" in found.out
+    )

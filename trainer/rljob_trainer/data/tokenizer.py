@@ -93,6 +93,13 @@ def text_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokens[: next(ends, len(tokens))]
 
 
+def unwritten(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> str:
+    """Characters of a text that its tokens do not write, each once: a tokenizer that has no token for what it does not know leaves it out without a
+    word. White space does not count, since tokenizers have ways of their own with it."""
+    written = tokenizer.decode(tokens, skip_special_tokens=False)
+    return "".join(dict.fromkeys(c for c in text if not c.isspace() and c not in written))
+
+
 @lru_cache(maxsize=8)
 def _added(tokenizer: Tokenizer) -> list[int]:
     """To a text of nothing."""

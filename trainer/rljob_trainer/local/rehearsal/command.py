@@ -13,7 +13,7 @@ from rljob_api.manifest import ManifestError
 from rljob_api.rules.advice import advice
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.exports import beginning_from, newest_export
-from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer, unheard_end
+from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer, unheard_end, unwritten
 from rljob_trainer.driver.buffer.assembly import Outcome
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.manifest import STARTING_POINTS, Job, load
@@ -52,7 +52,7 @@ def rehearse(
         job = _with_export(job)
         tokenizer = load_tokenizer(job.spec)
         with tempfile.TemporaryDirectory(prefix="rljob-try-") as scratch:
-            findings, screen = Findings(job.spec), Screen(colour)
+            findings, screen = Findings(job.spec, tokenizer), Screen(colour)
             findings.notes += [str(unusual) for unusual in advice(job.spec)]
             text = unheard_end(job.spec, tokenizer)
             if text:
@@ -80,8 +80,8 @@ def _require_fetched(job: Job) -> None:
     for name, source in job.spec.sources.items():
         path = Path(job.spec.model.path)
         if path.is_relative_to(source.path) and not path.is_dir():
-            rule = f"a job copies it from {source.source} first (spec.sources.{name}), and it is not on this machine"
-            fix = f"copy it: python -m rljob_trainer fetch {source.source} DIR, and say where it is with --mount {source.path}=DIR"
+            rule = f"a job copies it from {source.source} first ({name}.source), and it is not on this machine"
+            fix = f"copy it: python -m rljob_trainer fetch {source.source} {source.path}"
             raise ConfigurationError("spec.model.path", job.spec.model.path, rule, fix)
 
 
@@ -136,16 +136,18 @@ class Page:
             return
         own = "".join(f", {name} {value:g}" for name, value in outcome.metrics.items())
         prediction = "" if outcome.prediction is None else f", read as {shortened(outcome.prediction)!r}"
-        lost = ", but this tokenizer cannot write it: nothing was said" if self._is_lost(script) else ""
-        yield f"    {script.name:<22} reward {outcome.result.reward:g}{own}{prediction}{lost}"
+        yield f"    {script.name:<22} reward {outcome.result.reward:g}{own}{prediction}{self._left_out(script.turns[-1])}"
         if self._spec.rollout.agent and script.is_right:
             for branch in outcome.result.rows():
                 yield indented(self._screen.segments(branch.segments, self._tokenizer), "      ")
 
-    def _is_lost(self, script: Script) -> bool:
-        """Whether no character of a text is in the vocabulary."""
-        text = script.turns[-1]
-        return bool(text) and not self._tokenizer.encode(text, add_special_tokens=False)
+    def _left_out(self, said: str) -> str:
+        """What of a text the tokenizer cannot write; empty: nothing."""
+        tokens = self._tokenizer.encode(said, add_special_tokens=False)
+        if said and not tokens:
+            return ", but this tokenizer cannot write it: nothing was said"
+        characters = unwritten(self._tokenizer, said, tokens)
+        return f", but this tokenizer cannot write {shortened(characters)!r}: it was left out" if characters else ""
 
 
 def _ended(findings: Findings, name: str, seconds: float) -> int:

@@ -1,6 +1,6 @@
 """Supervised tasks in rehearsal: every row is read as in a job, and the first are shown, with what is learnt of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -129,14 +129,16 @@ class SupervisedRows:
             yield from self._texts(place, open_table(place, scratch))
 
     def _texts(self, place: Place, table: Table) -> Iterator[str]:
-        key, rows_of_file, first = self.spec.data.text_key, RowsOfFile(), list[str]()
+        key, rows_of_file = self.spec.data.text_key, RowsOfFile()
+        first = list[tuple[int, str, Sequence[int]]]()
         for row, text in rows_of_file.read(self._rows(table), lambda row: (row, text_at(place, table, row, key))):
             if not text:
                 rows_of_file.leave_out(table.number(row), "there is no text")
             elif row < self.shown:
-                first.append(text)
-        lengths = [len(document(text, cast(OffsetTokenizer, self.tokenizer))) for text in first]
+                first.append((table.number(row), text, document(text, cast(OffsetTokenizer, self.tokenizer))))
+        self.findings.require_read(place.path, first)
+        lengths = [len(tokens) for _, _, tokens in first]
         yield f"  {place.path}: {self._read(table)}" + (f"; the first have {extent(lengths)} tokens" if first else "")
-        yield from (indented(text[:500]) for text in first)
+        yield from (indented(text[:500]) for _, text, _ in first)
         yield from rows_of_file.lines()
         self.findings.refuse_rows(rows_of_file.errors, rows_of_file.unusable)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents import recording
 from rljob_trainer.agents.recording import AgentFailed
-from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.data.tokenizer import Tokenizer, unwritten
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.rehearsal.policy import OTHER, Script
 from rljob_trainer.local.rehearsal.rows import TriedFile, TriedRow, out_of_reach
@@ -75,8 +75,8 @@ def extent(numbers: Sequence[int]) -> str:
 class Findings:
     """Of all files."""
 
-    def __init__(self, spec: RLJobSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: RLJobSpec, tokenizer: Tokenizer) -> None:
+        self._spec, self._tokenizer = spec, tokenizer
         self._errors: list[str] = []
         self._failures: Counter[Cause] = Counter()
         self._first: dict[Cause, str] = {}
@@ -105,8 +105,21 @@ class Findings:
                 if isinstance(outcome.result, SampleFailed):
                     where = f"{file.place.path} row {row.prompt.index + 1}, with {script.name} as the response"
                     self._failed(outcome.result, where)
+        self.require_read(
+            file.place.path, [(row.prompt.index + 1, row.prompt.text, row.prompt.tokens) for row in file.rows]
+        )
         for note in _unscored(file, self._spec) or _undecided(file):
             self._note(note)
+
+    def require_read(self, path: str, texts: Sequence[tuple[int, str, Sequence[int]]]) -> None:
+        """Notes characters that the tokenizer leaves out. `texts`: row, text and its tokens."""
+        left_out = [(row, unwritten(self._tokenizer, text, tokens)) for row, text, tokens in texts]
+        rows = [(row, characters) for row, characters in left_out if characters]
+        if rows:
+            row, characters = rows[0]
+            rule = f"the tokenizer has no token for {shortened(characters)!r}, so the model reads the text without{_more(len(rows))}"
+            fix = "write the rows with what it has tokens for, or take a model with another tokenizer"
+            self._note(f"{path} row {row}: {rule}; {fix}")
 
     def _failed(self, failure: SampleFailed, where: str) -> None:
         fixes = recording.FIXES if isinstance(failure, AgentFailed) else request.FIXES
