@@ -15,7 +15,7 @@ from tinker import types
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.clients import Keys
 from rljob_trainer.gateway.completions import COPIES, Completions
-from rljob_trainer.gateway.registry import MOST_NUMBERS, NUMBERS
+from rljob_trainer.gateway.registry import MOST_NUMBERS, NUMBERS, Names
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.servers import MOST_OPEN
 from rljob_trainer.gateway.service import GatewayService
@@ -261,3 +261,17 @@ async def again(root: Path, name: str) -> AsyncIterator[Sampler]:
         sampler = Sampler(desk)
         sampler.name = name
         yield sampler
+
+
+async def test_requests_that_come_together_are_written_down_together(tmp_path: Path) -> None:
+    names, writes, queue = Names(tmp_path / "names.log", lambda: None), list[int](), "s:sample:0:0"
+
+    def oldest() -> int:
+        writes.append(1)
+        return 7
+
+    await names.open("s", "ann")
+    await asyncio.gather(*(names.number(queue, number, oldest) for number in range(7, 2 * NUMBERS)))
+    assert len(writes) == 2
+    lost = Names(tmp_path / "names.log", lambda: None).lost[queue]
+    assert (lost.first, lost.beyond) == (7, 7 + 2 * NUMBERS)

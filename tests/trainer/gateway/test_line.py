@@ -1,9 +1,11 @@
 """A model's requests: whatever comes when, and whatever crashes, each counts once and in order."""
 
 import asyncio
+from collections.abc import Coroutine, Generator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -261,3 +263,36 @@ async def test_results_that_were_fetched_before_a_restart_are_forgotten_in_time(
     monkeypatch.setattr("rljob_trainer.gateway.service.GRACE_SECONDS", -1.0)
     await world.service.sweep()
     assert set(line.entries) == {0}
+
+
+class CountedWait:
+    """Waits, and counts how often it is woken."""
+
+    def __init__(self, waiting: Coroutine[Any, Any, Any]) -> None:
+        self._waiting, self.woken = waiting, 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self._waiting.__await__()
+        try:
+            while True:
+                yield next(steps)
+                self.woken += 1
+        except StopIteration as done:
+            return done.value
+
+
+async def test_a_result_wakes_only_who_waits_for_it_and_a_failure_of_the_model_all(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    book = world.service.books[world.model]
+    for seq in (1, 2, 4):
+        await world.ask(seq)
+    waits = [CountedWait(book.result(seq, 600.0)) for seq in (1, 2, 4, 4)]
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.sleep(0)
+    for seq in (1, 2):
+        await book.answer(seq, encode(WorkResult()))
+        assert await tasks[seq - 1] == encode(WorkResult())
+    assert [wait.woken for wait in waits] == [1, 1, 0, 0]
+    await book.fail(WorkFailure(message="gone"))
+    assert await asyncio.gather(*tasks[2:]) == [encode(WorkFailure(message="gone"))] * 2

@@ -1,6 +1,7 @@
 """A model's line with its journal, and the requests that wait for its results; and what those who have books ask of each other."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -23,7 +24,8 @@ class Book:
         """`journal`: None for a model of which nothing is kept, since it was refused."""
         self.line, self._journal = line, journal
         self._writing = asyncio.Lock()
-        self._answered = asyncio.Condition()
+        self._answered = dict[int, asyncio.Event]()
+        """By request: whoever waits for its result. A model has thousands, so that each result wakes those alone."""
         self.saved_at = time.monotonic()
         """When the ranks were last done with a checkpoint of it."""
         self.not_before = self.pause = 0.0
@@ -82,7 +84,7 @@ class Book:
             self.line.finish(seq, result)
             self.line.entries[seq].answered = time.monotonic()
             self.line.shed(MOST_ANSWERS)
-        await self.tell()
+        self._wake(seq)
 
     async def give_up(self, seq: int, why: WorkFailure) -> None:
         """A request gets a failure, and is executed no more: the model is as if it had not come."""
@@ -92,13 +94,13 @@ class Book:
                 await asyncio.to_thread(self._journal.append, record)
             self.line.give_up(seq, encode(why))
             self.line.entries[seq].answered = time.monotonic()
-        await self.tell()
+        self._wake(seq)
 
     async def fail(self, why: WorkFailure) -> None:
         """All requests of the model fail, those to come too."""
         async with self._writing:
             await self._change(lambda line: line.fail(encode(why)))
-        await self.tell()
+        self._wake(*self._answered)
 
     async def checkpointed(self, seq: int, directory: str) -> str:
         """A checkpoint is on the disk; the journal drops what it makes superfluous. The directory that is no longer needed; empty: there is none."""
@@ -113,12 +115,10 @@ class Book:
     async def result(self, seq: int, seconds: float) -> bytes | None:
         """The result of a request, which is waited for; None: there is none yet. Raises KeyError when the request is not known (any more)."""
         entry = self.line.entries[seq]
-        async with self._answered:
-            try:
+        if not entry.result and not self.line.failed:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._answered.wait_for(lambda: entry.result or self.line.failed)
-            except TimeoutError:
-                return None
+                    await self._answered.setdefault(seq, asyncio.Event()).wait()
         if entry.result and entry.fetched is None:
             entry.fetched = time.monotonic()
         return entry.result or self.line.failed
@@ -130,11 +130,13 @@ class Book:
                 await asyncio.to_thread(self._journal.remove)
             self.gone, self._journal = True, None
             self.line.fail(encode(why))
-        await self.tell()
+        self._wake(*self._answered)
 
-    async def tell(self) -> None:
-        async with self._answered:
-            self._answered.notify_all()
+    def _wake(self, *requests: int) -> None:
+        for seq in requests:
+            answered = self._answered.pop(seq, None)
+            if answered:
+                answered.set()
 
     async def _change(self, change: Callable[[RequestLine], None]) -> None:
         """Change the line once the journal holds what it will be."""

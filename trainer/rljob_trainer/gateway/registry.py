@@ -141,12 +141,16 @@ class Names:
         """Whether a next gateway knows that this one may have the request."""
         return queue in self.numbers and number < self.numbers[queue].beyond
 
-    async def number(self, queue: str, oldest: int, number: int) -> None:
+    async def number(self, queue: str, number: int, oldest: Callable[[], int]) -> None:
         """A request is new, and so may be those after it: NUMBERS at a time, since each would be a write. `oldest`: the number of the oldest request
         whose answer the client may not have."""
-        first = min(oldest, self.lost[queue].first) if queue in self.lost else oldest
-        await self._write("numbers", queue, first=first, beyond=number + NUMBERS)
-        self._add_numbers(queue, first, number + NUMBERS)
+        async with self._writing:
+            if self.has_number(queue, number):  # since a write for one that came just before
+                return
+            first = min(oldest(), number)
+            first = min(first, self.lost[queue].first) if queue in self.lost else first
+            await self._append("numbers", queue, first=first, beyond=number + NUMBERS)
+            self._add_numbers(queue, first, number + NUMBERS)
 
     def _add_numbers(self, queue: str, first: int, beyond: int) -> None:
         known = self.numbers.get(queue)

@@ -200,7 +200,7 @@ class SamplingRoutes:
         """Have a next gateway know that this one may have the request, before the client waits for it."""
         names, queue, number = self._service.names, queue_of(name), number_of(name)
         if not names.has_number(queue, number):
-            await names.number(queue, min(self._samples.oldest(queue), number), number)
+            await names.number(queue, number, lambda: self._samples.oldest(queue))
 
     async def retrieve(self, client: str, request: web.Request) -> RouteAnswer:
         """What is complete of a sampler's requests. Of those that a former gateway had all are: the client asks for each, and does again what is not
