@@ -24,9 +24,9 @@ from rljob_api.protocol import Control, GangAddress, Resume
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents.agent import agent_of
 from rljob_trainer.agents.python_file import AgentPods, AgentProcess
+from rljob_trainer.collection import exempt_from_collection
 from rljob_trainer.data.prompts import HeldOutSet, Prompt, PromptSet
 from rljob_trainer.driver.buffer.generation import Generator
-from rljob_trainer.driver.main import exempt_from_collection
 from rljob_trainer.driver.pod_listener import PodListener
 from rljob_trainer.machine import free_port, loopback
 from rljob_trainer.processes import tied

@@ -23,9 +23,9 @@ from transformers import PreTrainedTokenizerFast
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.collection import exempt_from_collection
 from rljob_trainer.data.prompts import HeldOutSet, Prompt, PromptSet
 from rljob_trainer.driver.buffer.generation import Generator
-from rljob_trainer.driver.main import exempt_from_collection
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.wire.rollout_server import Completion, encode

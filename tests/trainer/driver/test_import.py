@@ -16,7 +16,7 @@ before = dict(os.environ)
 prepare()
 assert "transformers" in sys.modules and sys.modules["torch"] is None
 assert os.environ == before
-from rljob_trainer.driver.main import exempt_from_collection
+from rljob_trainer.collection import exempt_from_collection
 loaded = len(gc.get_objects())
 exempt_from_collection()
 Path(sys.argv[1]).write_text(json.dumps([loaded, len(gc.get_objects()), gc.get_freeze_count()]))

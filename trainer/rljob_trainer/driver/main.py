@@ -1,7 +1,6 @@
 """The driver's process: read the data, serve rank 0 until it calls `end`."""
 
 import asyncio
-import gc
 import logging
 import os
 import socket
@@ -19,6 +18,7 @@ from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
 from rljob_trainer.agents.claims import Sandboxes
 from rljob_trainer.agents.generated_data import generate
+from rljob_trainer.collection import exempt_from_collection
 from rljob_trainer.data.encoding import EncodingWorkers
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Dataset, steps_of, with_steps
@@ -61,19 +61,6 @@ def main() -> None:
     except BaseException as error:
         failure.write(directory, "driver", _innermost(error))
         raise
-
-
-FULL_COLLECTIONS = 1000
-"""Collections of younger objects between two full ones: those of some 60,000 requests. With 10, by default, each goes through all open requests."""
-
-
-def exempt_from_collection() -> None:
-    """Have the garbage collector pass over all objects that exist: imports and data are a million, and going through them held the event loop for
-    0.3 s, several times a step."""
-    gc.collect()
-    gc.freeze()
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, FULL_COLLECTIONS)
 
 
 async def drive(

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from rljob_api import names
 from rljob_api.protocol import Control, Report, RolloutEndpoint, ServiceReport
+from rljob_trainer.collection import exempt_from_collection
 from rljob_trainer.gateway.clients import Keys
 from rljob_trainer.gateway.desk import Desk
 from rljob_trainer.gateway.files import GatewaySuperseded
@@ -123,6 +124,7 @@ async def run(channel: Path, token: str, address: str | None, port: int, work_po
         log.error("%s", superseded)
         return SUPERSEDED
     raise_open_files()
+    exempt_from_collection()
     policies = None if spec.adapters else ServedPolicies(spec.model.path, service.desk.changed)
     service.desk.policies = policies
     servers = SamplingServers(token, policies)
