@@ -33,7 +33,7 @@ BASE = "base"
 
 
 class GatewayProcess:
-    """`memory` and `peak`: bytes of the process now, and the most that it had."""
+    """`memory` and `peak`: bytes of the process now, and the most that it had; `seconds`: of the processors that it has used."""
 
     def __init__(self, root: Path) -> None:
         self.port, self.work_port, self._channel = free_port(), free_port(), root / "channel"
@@ -77,6 +77,12 @@ class GatewayProcess:
     def memory(self) -> int:
         assert self._process
         return int(psutil.Process(self._process.pid).memory_info().rss)
+
+    @property
+    def seconds(self) -> float:
+        assert self._process
+        used = psutil.Process(self._process.pid).cpu_times()
+        return used.user + used.system
 
     @property
     def peak(self) -> int:

@@ -63,7 +63,10 @@ def test_each_of_ten_thousand_samples_gets_its_own_answer_and_as_many_again_need
         found = [future.result(timeout=SECONDS).sequences[0].tokens for future in asked]
         assert found == [[first + i] for i in range(COUNT)]
         peaks.append(gateway.peak)
-        print(f"{COUNT} samples wait after {submitted:.1f} s, answered after {time.monotonic() - begun:.1f} s")
+        print(
+            f"{COUNT} samples wait after {submitted:.1f} s, answered after {time.monotonic() - begun:.1f} s", end="; "
+        )
+        print(f"the gateway has used {gateway.seconds:.0f} s of the processors")
     assert set(others.sampled.values()) == {1} and len(others.sampled) == 2 * COUNT, "each was asked for once"
     print("memory in MiB:", [peak // 2**20 for peak in peaks])
     assert peaks[1] - peaks[0] < MOST_MEMORY and peaks[2] - peaks[1] < LEAK
@@ -82,15 +85,18 @@ def test_each_of_ten_thousand_passes_of_a_model_gets_its_own_result_though_the_g
     before, begun = gateway.memory, time.monotonic()
     asked = [training.forward([datum(i)], "cross_entropy") for i in range(COUNT)]
     wait_for("requests", lambda: gateway.waiting == COUNT, SECONDS)
-    submitted, cost = time.monotonic() - begun, gateway.peak - before
+    submitted, cost, used = time.monotonic() - begun, gateway.peak - before, gateway.seconds
     others.call(others.may_work.set)
     wait_for("half of the results", lambda: len(others.executed) > COUNT / 2, SECONDS)
     gateway.kill()
     gateway.start()
     outputs = [future.result(timeout=SECONDS) for future in asked]
     again = gateway.peak - before
+    seconds = f"{used:.0f} and {gateway.seconds:.0f} s of the processors"
     print(f"{COUNT} passes wait after {submitted:.1f} s, {cost // 2**20} MiB", end="; ")
-    print(f"all have results after {time.monotonic() - begun:.1f} s, {again // 2**20} MiB in the second process")
+    print(
+        f"all have results after {time.monotonic() - begun:.1f} s, {again // 2**20} MiB in the second process; {seconds}"
+    )
     echoes = [found.loss_fn_outputs[0]["logprobs"].to_numpy().tolist() for found in outputs]
     assert echoes == [[i, i] for i in range(COUNT)]
     assert [found.metrics["loss:sum"] for found in outputs] == [i + 1 for i in range(COUNT)]
