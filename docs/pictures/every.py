@@ -14,6 +14,7 @@ PICTURES: dict[str, Callable[[dict[str, str]], Canvas]] = {
     "performance": performance.draw,
     "learning": learning.draw,
     "learning-ahead": learning.draw_ahead,
+    "learning-recipe": learning.draw_recipe,
 }
 
 

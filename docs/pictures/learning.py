@@ -1,14 +1,18 @@
-"""What examples/arithmetic learns: curves of three seeds from benchmarks/runs/learning.jsonl, and both ends of the runs of docs/asynchronous.md."""
+"""What examples/arithmetic learns: curves of three seeds from benchmarks/runs/learning.jsonl, and both ends of the runs of docs/asynchronous.md;
+and what a recipe learns from a service: a curve for each seed in benchmarks/runs/recipe.jsonl."""
 
 import json
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from docs.pictures.svg import Canvas
 from docs.pictures.tables import rows
 
 RUNS = Path(__file__).parents[2] / "benchmarks/runs/learning.jsonl"
+RECIPE_RUNS = RUNS.with_name("recipe.jsonl")
 WIDTH, HEIGHT = 960, 330
 TOP, BOTTOM = 84, 262
 STEPS, SMOOTH = 60, 5
@@ -28,41 +32,63 @@ RISE = 290
 STALENESS = {"0": "rollout", "2": "trainer"}
 """Colours."""
 SETTING = "0.3 M parameters on two CPU cores, GRPO, 60 steps of 16 prompts x 16 samples"
+RECIPE_SETTING = "math_rl of tinker-cookbook, adapters of rank 16, 60 steps of 16 groups x 16 samples"
+RECIPE_LEFT, RECIPE_SPAN = 70, 820
 
 
 def draw(theme: dict[str, str]) -> Canvas:
     canvas = Canvas(WIDTH, HEIGHT, "Reward and held-out accuracy of the arithmetic example with three seeds", theme)
     runs = [json.loads(line) for line in RUNS.read_text().splitlines()]
     for left, title, metric, smooth in PANELS:
-        _grid(canvas, left, title, SPAN)
-        for step in range(0, STEPS + 1, 20):
-            canvas.text(left + SPAN * step / STEPS, BOTTOM + 20, f"step {step}", 12, "muted", "middle")
-        curves = [_smoothed(run[metric], smooth) for run in runs]
-        for points, colour in zip(curves, SEEDS, strict=True):
-            _curve(canvas, left, points, colour)
-        _ends(canvas, left + SPAN + 12, [points[-1][1] for points in curves])
-    _legend(canvas, {f"seed {run['seed']}": colour for run, colour in zip(runs, SEEDS, strict=True)})
+        _panel(canvas, left, SPAN, title, {run["seed"]: _smoothed(run[metric], smooth) for run in runs})
+    _legend(canvas, _seeds(runs), SETTING)
     return canvas
 
 
-def _smoothed(curve: dict[str, float], count: int) -> list[tuple[int, float]]:
+def draw_recipe(theme: dict[str, str]) -> Canvas:
+    """The share of right answers of the seeds that were measured."""
+    canvas = Canvas(WIDTH, HEIGHT, "Share of right answers while a recipe trains against a service", theme)
+    runs = [json.loads(line) for line in RECIPE_RUNS.read_text().splitlines()]
+    shares = {run["seed"]: dict(enumerate(run["right"], 1)) for run in runs}
+    curves = {seed: _smoothed(right, SMOOTH) for seed, right in shares.items()}
+    _panel(canvas, RECIPE_LEFT, RECIPE_SPAN, f"Share of right answers, mean of {SMOOTH} steps", curves)
+    _legend(canvas, _seeds(runs), RECIPE_SETTING)
+    return canvas
+
+
+def _seeds(runs: list[dict[str, Any]]) -> dict[str, str]:
+    """Colours by name."""
+    return {f"seed {run['seed']}": SEEDS[run["seed"]] for run in runs}
+
+
+def _panel(c: Canvas, left: int, span: int, title: str, curves: dict[int, list[tuple[int, float]]]) -> None:
+    """`curves`: by seed."""
+    _grid(c, left, title, span)
+    for step in range(0, STEPS + 1, 20):
+        c.text(left + span * step / STEPS, BOTTOM + 20, f"step {step}", 12, "muted", "middle")
+    for seed, points in curves.items():
+        _curve(c, left, span, points, SEEDS[seed])
+    _ends(c, left + span + 12, {SEEDS[seed]: points[-1][1] for seed, points in curves.items()})
+
+
+def _smoothed(curve: Mapping[Any, float], count: int) -> list[tuple[int, float]]:
     """Steps with the mean of the last `count` values."""
     values = list(curve.values())
     return [(int(step), mean(values[max(0, i - count + 1) : i + 1])) for i, step in enumerate(curve)]
 
 
-def _curve(c: Canvas, left: int, points: list[tuple[int, float]], colour: str) -> None:
-    places = [(left + SPAN * step / STEPS, _height(value)) for step, value in points]
+def _curve(c: Canvas, left: int, span: int, points: list[tuple[int, float]], colour: str) -> None:
+    places = [(left + span * step / STEPS, _height(value)) for step, value in points]
     for (x1, y1), (x2, y2) in pairwise(places):
         c.line(x1, y1, x2, y2, colour, 2.2)
     for x, y in places if len(places) < 10 else places[-1:]:
         c.dot(x, y, 4, colour, colour)
 
 
-def _ends(c: Canvas, x: float, values: list[float]) -> None:
-    """Figures next to the last points, from the top down, none over another."""
+def _ends(c: Canvas, x: float, values: dict[str, float]) -> None:
+    """Figures next to the last points, from the top down, none over another. `values`: by colour."""
     above = 0.0
-    for value, colour in sorted(zip(values, SEEDS, strict=True), reverse=True):
+    for value, colour in sorted(((value, colour) for colour, value in values.items()), reverse=True):
         above = max(_height(value) + 4, above + 15)
         c.text(x, above, f"{value:.2f}", 13, colour, bold=True)
 
@@ -82,15 +108,15 @@ def draw_ahead(theme: dict[str, str]) -> Canvas:
         _axes(canvas, panel)
         for row in rows("asynchronous.md", "What it costs in learning"):
             _rise(canvas, panel, row, STALENESS[row[1]])
-    _legend(canvas, {f"staleness {n}": colour for n, colour in STALENESS.items()})
+    _legend(canvas, {f"staleness {n}": colour for n, colour in STALENESS.items()}, SETTING)
     return canvas
 
 
-def _legend(c: Canvas, colours: dict[str, str]) -> None:
+def _legend(c: Canvas, colours: dict[str, str], setting: str) -> None:
     for i, (name, colour) in enumerate(colours.items()):
         c.dot(24 + 110 * i, 312, 5, colour, colour)
         c.text(36 + 110 * i, 317, name, 13, "muted")
-    c.text(WIDTH - 20, 317, SETTING, 13, "muted", "end")
+    c.text(WIDTH - 20, 317, setting, 13, "muted", "end")
 
 
 def _axes(c: Canvas, panel: tuple[int, str, str, str, int, int]) -> None:
