@@ -11,9 +11,12 @@ from rljob_api.sizing.split import WAYS, even_split
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.processes import Parallelism, Recompute
 from rljob_api.spec.roles import CriticSpec
+from rljob_api.spec.train import TrainSpec
 
 DEEPEST, LONGEST, MOST_EXPERTS = 64, 16, 256
 """Largest pipeline, context parallelism and expert parallelism that are looked at."""
+TOKENS: int = TrainSpec.model_fields["tokens_per_micro_batch"].default
+"""Of a micro-batch, where the user wrote no number."""
 ON_HOST = {"optimizer": False, "update": True}
 """Changes of `offload` by which the optimizer is never on the GPU."""
 
@@ -30,6 +33,8 @@ class Choice:
     """Number of servers of the same GPUs as the job's."""
     updated: bool
     """Steps of the optimizers on the trainer's ranks are taken on the host, whatever the job says."""
+    tokens: int
+    """Of a micro-batch on a rank of the trainer."""
 
     def of(self, spec: RLJobSpec, shape: Shape) -> RLJobSpec:
         """The spec with it, unchecked."""
@@ -42,7 +47,8 @@ class Choice:
                 critic = critic.model_copy(update={"offload": critic.offload.model_copy(update=ON_HOST)})
         rollout = spec.rollout.model_copy(update={"tensor_parallel": self.servers, "replicas": self.replicas})
         trainer = spec.trainer.model_copy(update=changes)
-        return spec.model_copy(update={"trainer": trainer, "rollout": rollout, "critic": critic})
+        train = spec.train.model_copy(update={"tokens_per_micro_batch": self.tokens})
+        return spec.model_copy(update={"trainer": trainer, "train": train, "rollout": rollout, "critic": critic})
 
     def settings(self, given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
         """What `--set` makes of it, by path. `given`: the spec as the user wrote it. None removes a field."""
@@ -59,8 +65,12 @@ class Choice:
             kept = {part: on for part, on in (_at(given, path) or {}).items() if part != "optimizer"}
             by_path[path] = kept | {"update": True}
         changed = {path: value or None for path, value in by_path.items() if value != (_at(given, path) or {})}
-        servers = {"rollout.tensorParallel": self.servers, "rollout.replicas": self.replicas}
-        return changed | {path: size for path, size in servers.items() if size != _at(given, path, unset=1)}
+        numbers = {
+            "rollout.tensorParallel": (self.servers, 1),
+            "rollout.replicas": (self.replicas, 1),
+            "train.tokensPerMicroBatch": (self.tokens, TOKENS),
+        }
+        return changed | {path: size for path, (size, unset) in numbers.items() if size != _at(given, path, unset)}
 
 
 def choices(spec: RLJobSpec, shape: Shape, updated: bool) -> Iterator[Choice]:
@@ -83,7 +93,8 @@ def choices(spec: RLJobSpec, shape: Shape, updated: bool) -> Iterator[Choice]:
                 expert=expert,
                 expert_tensor=1 if shape.experts and tensor > 1 else None,
             )
-            yield from (Choice(sizes, way, *pool, updated) for way, pool in product(recomputes.values(), pools))
+            for way, pool in product(recomputes.values(), pools):
+                yield Choice(sizes, way, *pool, updated, spec.train.tokens_per_micro_batch)
 
 
 def _pools(spec: RLJobSpec) -> Iterator[tuple[int, int]]:

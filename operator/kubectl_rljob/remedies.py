@@ -34,14 +34,21 @@ def remedy(spec: RLJobSpec, shape: Shape, device: float) -> Remedy | None:
     )
 
 
-def _tokens(spec: RLJobSpec, fits: Callable[[RLJobSpec], bool]) -> Remedy | None:
-    given, amounts = spec.train.tokens_per_micro_batch, Amounts.of(spec)
+def most_tokens(spec: RLJobSpec, fits: Callable[[RLJobSpec], bool]) -> int | None:
+    """Of a micro-batch, fewer than the job's and enough for its longest sample, in multiples of TOKENS. None: no number is enough."""
+    amounts = Amounts.of(spec)
     longest = amounts.longest * (amounts.group if spec.paired else 1)
-    most = _largest(-(-longest // TOKENS), (given - 1) // TOKENS, lambda n: fits(_with_tokens(spec, n * TOKENS)))
+    fewest, less = -(-longest // TOKENS), (spec.train.tokens_per_micro_batch - 1) // TOKENS
+    most = _largest(fewest, less, lambda n: fits(_with_tokens(spec, n * TOKENS)))
+    return None if most is None else most * TOKENS
+
+
+def _tokens(spec: RLJobSpec, fits: Callable[[RLJobSpec], bool]) -> Remedy | None:
+    most = most_tokens(spec, fits)
     if most is None:
         return None
-    fix = f"{most * TOKENS} is the most that fits by the estimate, in multiples of {TOKENS}"
-    return Remedy("spec.train.tokensPerMicroBatch", str(given), fix)
+    fix = f"{most} is the most that fits by the estimate, in multiples of {TOKENS}"
+    return Remedy("spec.train.tokensPerMicroBatch", str(spec.train.tokens_per_micro_batch), fix)
 
 
 def _share(spec: RLJobSpec, fits: Callable[[RLJobSpec], bool], serves: Callable[[RLJobSpec], bool]) -> Remedy | None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from kubectl_rljob.choices import Choice, choices, shared_critic
 from kubectl_rljob.planning import Plan
+from kubectl_rljob.remedies import most_tokens
 from rljob_api.manifest import Manifest
 from rljob_api.rules import Violation
 from rljob_api.rules.layout import RANKS_CHECKS, of_the_trainer
@@ -26,6 +27,7 @@ SECONDS = 10.0
 """How long layouts are looked at, and then those planned that look best."""
 ROOM = 0.95
 """Of a GPU's memory, which an estimate may fill: it is not exact."""
+TOO_LARGE = "take more of a GPU"
 Planned = Callable[[Manifest], Plan]
 
 
@@ -132,11 +134,10 @@ def _look(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machin
         if time.monotonic() > ends:
             whole = False
             break
-        changed = choice.of(spec, shape)
-        reason = _against(changed, config, shape, machine)
+        fitted, reason = _fitted(choice, spec, config, shape, machine)
         reasons[reason] += 1
         if not reason:
-            fitting.append((speed(changed, shape, machine), choice))
+            fitting.append((speed(fitted.of(spec, shape), shape, machine), fitted))
     fitting.sort(key=lambda entry: (entry[0].seconds, entry[0].generate + entry[0].train))
     return _Looked([choice for _, choice in fitting], reasons, whole)
 
@@ -162,16 +163,37 @@ def _proven(
             looked.reasons[f"are refused for {broken[0].field}"] += 1
 
 
+def _fitted(
+    choice: Choice, spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machine
+) -> tuple[Choice, str]:
+    """The layout, with fewer tokens in a micro-batch where it does not fit with the job's, and what is against it; empty: nothing."""
+    changed = choice.of(spec, shape)
+    reason = _against(changed, config, shape, machine)
+    if not reason.startswith(TOO_LARGE):
+        return choice, reason
+    tokens = most_tokens(changed, lambda smaller: not _fills(smaller, shape, machine))
+    if tokens is None:
+        return choice, reason
+    smaller = replace(choice, tokens=tokens)
+    return smaller, _against(smaller.of(spec, shape), config, shape, machine)
+
+
 def _against(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machine) -> str:
     """Why a layout is no suggestion; empty: nothing is against it. By the estimate, with room for a sample at its longest."""
     checks = (*of_the_trainer(*RANKS_CHECKS), lambda given: model_violations(given, config))
     if any(chain.from_iterable(check(spec) for check in checks)):
         return "break a rule of layouts"
-    fullest = max(phases(spec, shape, machine.memory), key=lambda phase: phase.total)
-    if fullest.total > ROOM * machine.memory:
-        return f"take more of a GPU in {fullest.name}"
+    phase = _fills(spec, shape, machine)
+    if phase:
+        return f"{TOO_LARGE} in {phase}"
     cached = spec.supervised or cache_memory(spec, shape, machine.memory).holds_a_sample(spec)
     return "" if cached else "leave servers no room for a sample"
+
+
+def _fills(spec: RLJobSpec, shape: Shape, machine: Machine) -> str:
+    """The phase that takes most of a GPU, if that is more than it may; empty: none does."""
+    fullest = max(phases(spec, shape, machine.memory), key=lambda phase: phase.total)
+    return fullest.name if fullest.total > ROOM * machine.memory else ""
 
 
 def put(spec: dict[str, Any], setting: tuple[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,24 @@ def test_every_suggestion_passes_plan_and_the_fastest_is_first(
         assert max(phase["total"] for phase in plan["phases"].values()) < 79.1 * GIB and plan["kvCache"]["there"] > 0
 
 
+def test_a_layout_that_is_too_large_is_suggested_with_the_most_tokens_in_a_micro_batch_that_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = {"trainer.nodes": 2, "trainer.recompute": {"granularity": "full"}, "train.tokensPerMicroBatch": 24_576}
+
+    def fullest(changed: dict[str, Any]) -> float:
+        assert main(command("qwen2.5-7b-gsm8k", *options(given | changed), "-o", "json")) in (0, 1)
+        (plan,) = json.loads(capsys.readouterr().out)
+        return max(phase["total"] for phase in plan["phases"].values()) / (79.1 * GIB)
+
+    best, *others = suggested(capsys, "qwen2.5-7b-gsm8k", *options(given))["suggestions"]
+    tokens = best["settings"]["train.tokensPerMicroBatch"]
+    assert best["settings"]["trainer.recompute"] is None and tokens % 1024 == 0
+    assert fullest(best["settings"]) <= 0.951
+    assert fullest(best["settings"] | {"train.tokensPerMicroBatch": tokens + 1024}) > 0.949
+    assert any("train.tokensPerMicroBatch" not in other["settings"] for other in others), "which fit as the job has it"
+
+
 def test_suggestions_have_the_gpus_of_the_job(capsys: pytest.CaptureFixture[str]) -> None:
     """More servers' GPUs make any step shorter."""
     given = {"rollout.placement": "separate", "rollout.replicas": 6, "rollout.tensorParallel": 2}
@@ -199,7 +217,16 @@ def test_a_job_that_generates_nothing_has_suggestions_without_servers(
     assert not any("rollout.tensorParallel" in one["settings"] for one in found["suggestions"])
     assert main(["plan", "-f", str(tmp_path / "job.yaml"), *arguments]) == 0
     (header,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("#"))
-    assert re.split(r" {2,}", header) == ["#", "TRAINER", "RECOMPUTE", "GIB OF A GPU", "OF A HOST", "TRAIN", "TOKENS/S"]
+    assert re.split(r" {2,}", header) == [
+        "#",
+        "TRAINER",
+        "RECOMPUTE",
+        "MICRO-BATCH",
+        "GIB OF A GPU",
+        "OF A HOST",
+        "TRAIN",
+        "TOKENS/S",
+    ]
 
 
 def test_a_model_that_fits_nowhere_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

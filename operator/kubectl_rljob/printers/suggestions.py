@@ -67,6 +67,7 @@ def _cells(suggestion: Suggestion) -> dict[str, str]:
     return {
         "TRAINER": str(Layout.of(spec, names.ROLE_TRAINER)),
         "RECOMPUTE": spec.trainer.recompute.granularity,
+        "MICRO-BATCH": f"{spec.train.tokens_per_micro_batch:,}",
         **({"SERVER": f"tp{spec.rollout.tensor_parallel}"} if cache else {}),
         "GIB OF A GPU": max((gib.whole(phase.parts) for phase in plan.phases()), key=float),
         "OF A HOST": f"{host.total / GIB:.0f}",
