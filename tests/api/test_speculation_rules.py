@@ -66,6 +66,31 @@ def test_a_job_may_guess_with_each_method() -> None:
         assert broken(raw_spec(model=model, rollout={"speculation": speculation})) == []
 
 
+EAGLE = {"method": "eagle3", "draft": "/draft", "learningRate": 1e-4}
+
+
+@pytest.mark.parametrize(
+    ("sections", "rule"),
+    [
+        ({"rollout": {"speculation": {"method": "ngram", "learningRate": 1e-4}}}, "guesses without a draft"),
+        ({"model": {"lora": {"rank": 8}}}, "policies that are trained whole"),
+        ({"trainer": {"nodes": 2, "parallelism": {"pipeline": 2}}}, "where each rank has all layers only"),
+        ({"trainer": {"nodes": 2, "parallelism": {"context": 2}}}, "where each rank has whole samples only"),
+        ({"rollout": {"speculation": EAGLE, "tensorParallel": 2}}, "servers on several devices are proven to keep"),
+        ({"trainer": {"device": "gpu"}}, "servers on GPUs are proven to keep"),
+    ],
+)
+def test_a_draft_is_trained_only_where_that_is_proven(sections: dict[str, Any], rule: str) -> None:
+    ((field, found),) = broken(raw_spec(**{"rollout": {"speculation": EAGLE}} | sections))
+    assert field == f"{S}.learningRate"
+    assert rule in found
+
+
+def test_a_draft_is_trained_on_ranks_that_divide_its_policy_and_the_samples() -> None:
+    layout = {"nodes": 4, "parallelism": {"tensor": 2}}
+    assert broken(raw_spec(trainer=layout, rollout={"speculation": EAGLE})) == []
+
+
 def test_the_layer_is_trained_where_it_is_proven_and_there_is_exactly_one() -> None:
     job = {"model": {"path": "/m", "multiTokenPrediction": True}}
     assert [v for v in of_model(GLM, **job) if v[0] == M] == []

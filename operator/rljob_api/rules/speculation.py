@@ -7,6 +7,7 @@ from typing import Any
 from rljob_api.families import FAMILIES, family_of
 from rljob_api.rules.engine import COLOCATED, Check, Rule, Violation, field, present
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.roles import Speculation
 from rljob_api.type_errors import as_written
 
 SPECULATION = "rollout.speculation"
@@ -72,6 +73,28 @@ OBJECT_RULES = (
 )
 
 
+def learning_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """A draft is trained where that is proven."""
+    speculation = spec.rollout.speculation
+    if not speculation or not speculation.learns:
+        return
+    for needed, rule in _unlearnt(spec, speculation):
+        if needed:
+            rate = f"{speculation.learning_rate:g}"
+            yield Violation(f"spec.{SPECULATION}.learningRate", rate, rule, "remove it")
+
+
+def _unlearnt(spec: RLJobSpec, speculation: Speculation) -> Iterator[tuple[bool, str]]:
+    """What a draft is not trained with, and whether a job needs it."""
+    cut, kept = spec.trainer.parallelism, "are proven to keep the draft that they began with only"
+    yield speculation.method != "eagle3", f"spec.{SPECULATION}.method {speculation.method} guesses without a draft"
+    yield spec.model.lora is not None, "a draft is proven to be trained with policies that are trained whole only"
+    yield cut.pipeline > 1, "a draft is proven to be trained where each rank has all layers only"
+    yield cut.context > 1, "a draft is proven to be trained where each rank has whole samples only"
+    yield spec.rollout.tensor_parallel > 1, f"servers on several devices {kept}"
+    yield spec.trainer.device == "gpu", f"servers on GPUs {kept}"
+
+
 def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """vLLM 0.32 refuses requests with min_p when it speculates (vllm/sampling_params.py, `_validate_spec_decode`)."""
     if not spec.rollout.speculation:
@@ -131,4 +154,10 @@ def speculation_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[
     yield Violation(f"spec.{SPECULATION}.method", speculation.method, rule, f"use one of {able}, or another method")
 
 
-RULES: tuple[Check, ...] = (*OBJECT_RULES, sampling_violations, quantization_violations, layout_violations)
+RULES: tuple[Check, ...] = (
+    *OBJECT_RULES,
+    learning_violations,
+    sampling_violations,
+    quantization_violations,
+    layout_violations,
+)

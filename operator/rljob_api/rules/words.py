@@ -116,6 +116,7 @@ WORDS: dict[str, str] = {
     "rollout.speculation": "speculative speculative_config speculative_decoding spec_decode",
     "rollout.speculation.tokens": "num_speculative_tokens spec_tokens",
     "rollout.speculation.draft": "draft_model draft_model_path spec_model",
+    "rollout.speculation.learningRate": "draft_lr draft_learning_rate",
     "rollout.vllmArgs": "engine_kwargs vllm_kwargs engine_args extra_args",
     "checkpoint.path": "output_dir save_dir save_path default_local_dir ckpt_path checkpoint_dir",
     "checkpoint.everySteps": "save_freq save_interval save_steps save_every",

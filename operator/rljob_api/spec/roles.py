@@ -118,18 +118,23 @@ class ReferenceSpec(GangSpec):
 
 
 class Speculation(Model):
-    """Speculative decoding (arXiv 2211.17192): something cheap guesses the next tokens of a response, and the policy reads all guesses in one pass.
-    The tokens have the policy's own distribution, whatever is guessed; good guesses make a pass give several of them. Needs `device: cpu`:
-    nothing shows this yet of servers on GPUs."""
+    """Something cheap guesses the next tokens of a response, and the policy reads all guesses in one pass (arXiv 2211.17192). Tokens have the
+    policy's own distribution, whatever is guessed."""
 
     method: Literal["mtp", "eagle3", "ngram"]
-    """What guesses. `mtp`: the policy's own layer for multi-token prediction, which `model.multiTokenPrediction` trains and every policy brings anew;
-    `eagle3`: the model in `draft`, which reads hidden states of the policy (arXiv 2503.01840) and stays as it is while the policy is trained;
-    `ngram`: the response itself and its prompt, where its last tokens stand in them already."""
+    """What guesses. `mtp`: the layer that `model.multiTokenPrediction` trains; `eagle3`: the model in `draft` (arXiv 2503.01840); `ngram`: prompt and
+    response, where the last tokens stand in them already."""
     tokens: Annotated[int, Field(ge=1, le=16)] = 2
     """Guesses for each response in a pass."""
     draft: AbsolutePath | None = None
-    """Hugging Face directory of the EAGLE-3 model, made for the policy's model, that every server can read. For `method: eagle3`."""
+    """For `method: eagle3`: Hugging Face directory of a model made for the policy's, that servers and ranks can read."""
+    learning_rate: PositiveFloat | None = None
+    """Rate at which `draft` is trained with the policy; unset: it is not."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether every policy brings its draft."""
+        return self.learning_rate is not None
 
 
 class RolloutSpec(Servers):
@@ -157,7 +162,7 @@ class RolloutSpec(Servers):
     """Compute the policy with the same kernels in servers and ranks: log-probabilities of both are equal to the last bit. For `llama`, `qwen2` and
     `qwen3`, whole on one rank and in one server process, with `device: cpu`."""
     speculation: Speculation | None = None
-    """Have servers guess tokens, for more of them per second where few responses are generated at a time. Unset: each token takes a pass."""
+    """Have servers guess tokens, for more per second where few responses are under way. Unset: each token takes a pass."""
     vllm_args: Verbatim = {}
     """Arguments of `vllm serve` by their long names without dashes in front, verbatim. Those that rljob sets are refused here."""
     shm_size: Quantity = "1Gi"

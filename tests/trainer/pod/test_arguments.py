@@ -12,6 +12,7 @@ from rljob_api.spec.roles import PoolSpec, TrainerSpec
 from rljob_trainer.pod.arguments import pool_arguments, server_arguments, server_environment
 from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.supervisor import with_targets_of_its_model
+from rljob_trainer.wire.weights.drafts import LEARNS
 from trainer.server.servers import spec
 
 
@@ -123,6 +124,12 @@ def test_the_users_environment_wins_over_our_defaults() -> None:
     assert environment["HF_HUB_OFFLINE"] == environment["TORCHDYNAMO_DISABLE"] == "1"
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in server_environment(spec(Path("/model")), 2, {})
+
+
+def test_a_server_knows_whether_every_policy_brings_a_draft() -> None:
+    kept = {"method": "eagle3", "draft": "/draft"}
+    assert LEARNS not in server_environment(spec(Path("/model"), speculation=kept), 1, {})
+    assert server_environment(spec(Path("/model"), speculation=kept | {"learningRate": 1e-4}), 1, {})[LEARNS] == "1"
 
 
 def test_servers_on_several_gpus_need_no_multicast_unless_the_user_says_otherwise() -> None:

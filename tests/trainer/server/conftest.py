@@ -18,6 +18,7 @@ from rljob_trainer.machine import free_port
 from rljob_trainer.pod.arguments import server_arguments, server_environment
 from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.supervisor import with_targets_of_its_model
+from rljob_trainer.wire.weights.drafts import LEARNS
 from trainer.server import models
 from trainer.server.front import Caller
 from trainer.server.servers import TOKEN, Server, spec
@@ -54,6 +55,7 @@ def start(
         assert fork_server.stdin and fork_server.stdout
         port, log = free_port(), tmp_path_factory.mktemp("server") / "log"
         environment = {names.ENV_ROLLOUT_TOKEN: TOKEN, names.ENV_ATTEMPT: str(attempt)}
+        environment |= {LEARNS: "1"} if served.rollout.speculation and served.rollout.speculation.learns else {}
         environment |= ONE_PROCESS[served.rollout.gpus == 1] | (part.environment if part else {})
         order = {
             "arguments": server_arguments(with_targets_of_its_model(served), port, part),

@@ -1,7 +1,6 @@
 """Servers that guess tokens: what they draw has the policy's own distribution, and the log-probabilities that they say."""
 
 import asyncio
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.model_executor.models.registry import ModelRegistry
 
@@ -22,6 +21,7 @@ from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.server.compat.cpu_engine import spread
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
 from rljob_trainer.wire.weights.transport import over_tcp
+from trainer.drafts import make_draft
 from trainer.megatron.kinds import make_config
 from trainer.megatron.models import add_multi_token_layer, kind_of_model, random_model
 from trainer.server import models
@@ -82,33 +82,9 @@ def _let_the_last_token_decide(model: PreTrainedModel) -> None:
     model.get_output_embeddings().weight[models.END] = 0  # responses are long
 
 
-def eagle(path: Path) -> Path:
+def eagle(path: Path, own: int | None = None) -> Path:
     """A random EAGLE-3 model for those of `repeating`."""
-    torch.manual_seed(3)
-    path.mkdir()
-    shapes = {
-        "fc": (WIDTH, 3 * WIDTH),
-        "midlayer.self_attn.q_proj": (128, 2 * WIDTH),
-        "midlayer.self_attn.k_proj": (64, 2 * WIDTH),
-        "midlayer.self_attn.v_proj": (64, 2 * WIDTH),
-        "midlayer.self_attn.o_proj": (WIDTH, 128),
-        "midlayer.mlp.gate_proj": (WIDTH, WIDTH),
-        "midlayer.mlp.up_proj": (WIDTH, WIDTH),
-        "midlayer.mlp.down_proj": (WIDTH, WIDTH),
-        "lm_head": (models.VOCABULARY, WIDTH),
-    }
-    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
-    tensors = {f"{name}.weight": torch.randn(shape) * 0.1 for name, shape in shapes.items()}
-    tensors |= {f"midlayer.{name}.weight": torch.ones(WIDTH) for name in norms} | {"norm.weight": torch.ones(WIDTH)}
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    config = LlamaConfig(
-        vocab_size=models.VOCABULARY, hidden_size=WIDTH, intermediate_size=WIDTH, num_hidden_layers=1, head_dim=32,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False,
-    ).to_dict()  # fmt: skip
-    own = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": models.VOCABULARY}
-    layers = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
-    (path / "config.json").write_text(json.dumps(config | own | layers))
-    return path
+    return make_draft(path, WIDTH, models.VOCABULARY, [1, 2, 3], own)
 
 
 def publish(server: Server, tensors: list[tuple[str, torch.Tensor]], step: int) -> None:

@@ -39,6 +39,7 @@ from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.core_checkpoints import IN_PLACE, held, new_queue, replica_of, reporting_reads
 from rljob_trainer.megatron.compat.host_adam import HostAdam
+from rljob_trainer.megatron.draft.training import LEARNING_RATE, DraftTraining
 from rljob_trainer.megatron.lora import Base, is_adapter, require_same
 from rljob_trainer.megatron.memory import Offloader, states, torch_optimizers
 
@@ -69,11 +70,14 @@ class CheckpointedNetwork:
     """None: each step brings its own learning rate."""
     offloader: Offloader
     """Parameters and optimizer state must be on the device."""
+    draft: DraftTraining | None = None
+    """Is trained with it; None: there is none."""
 
     def storages(self, alongside: bool) -> set[int]:
         """Addresses of the storages that training changes while a save is written. Nothing trains then unless `alongside`, so that states of
         HostAdam, for whose copies the host may have no room, count only there."""
         tensors = [t for m in self.modules for t in (*m.parameters(), *m.buffers())]
+        tensors += self.draft.state().values() if self.draft else []
         changing = tensors if self._on_host and not alongside else [*tensors, *states(self.optimizer, set())]
         return {t.untyped_storage().data_ptr() for t in changing}
 
@@ -137,6 +141,7 @@ def save(directory: Path, state: LiveState, alongside: bool, staging: Staging) -
         "layout": state.layout,
         "objective": dict(state.objective),
         "names": sorted(state.networks),
+        "drafts": sorted(name for name, network in state.networks.items() if network.draft),
         "bases": {name: network.base and network.base.as_json() for name, network in state.networks.items()},
     }
     live = set().union(*(network.storages(alongside) for network in state.networks.values()))
@@ -176,6 +181,9 @@ def _common(directory: Path, state: LiveState) -> dict[str, Any]:
     _require_networks(common["names"], state)
     for name, network in state.networks.items():
         require_same(common["bases"][name], network.base)
+        if network.draft and name not in common["drafts"]:
+            rule = "the checkpoint holds no draft: the job that made it trained none"
+            raise ConfigurationError(LEARNING_RATE, "set", rule, "remove it, or start from the exported model")
     return common
 
 
@@ -210,6 +218,9 @@ def _put(loaded: dict[str, Any], network: CheckpointedNetwork) -> None:
     network.optimizer.load_state_dict(loaded["optimizer"])
     if network.scheduler:
         network.scheduler.load_state_dict(loaded["scheduler"])
+    if network.draft:
+        for name, tensor in network.draft.state().items():
+            tensor.copy_(loaded["draft"][name])
 
 
 def _keep_settings(loaded: dict[Any, Any], optimizer: Any) -> None:
@@ -242,7 +253,17 @@ def _sharded_network(network: CheckpointedNetwork, metadata: dict[str, Any], loa
     if not loading:
         _share_out(model)
     schedule = {"scheduler": network.scheduler.state_dict()} if network.scheduler else {}
-    return {"model": model, "optimizer": optimizer, **schedule}
+    draft = {"draft": _sharded_draft(network.draft)} if network.draft else {}
+    return {"model": model, "optimizer": optimizer, **schedule, **draft}
+
+
+def _sharded_draft(draft: DraftTraining) -> dict[str, ShardedTensor]:
+    """All ranks have the same, and the first writes it."""
+    rank = dist.get_rank()
+    return {
+        name: ShardedTensor.from_rank_offsets(f"draft.{name}", tensor, replica_id=rank)
+        for name, tensor in draft.state().items()
+    }
 
 
 def _share_out(model: dict[int, Any]) -> None:

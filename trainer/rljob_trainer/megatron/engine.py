@@ -6,6 +6,7 @@ SPMD: every method is collective over all ranks of the process group.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import backend, checkpoint
 from rljob_trainer.megatron.batching import Planner
+from rljob_trainer.megatron.draft.training import draft_of
 from rljob_trainer.megatron.frozen import LogProbPass, RewardModels, reference_of
 from rljob_trainer.megatron.memory import Meter
 from rljob_trainer.megatron.model import PolicyModel
@@ -54,6 +56,8 @@ class Engine(ModelRanks):
         self._shared = spec.models.keys() - spec.gangs.keys()
         self._model = self._trained_model()
         self._reference = self._frozen_reference()
+        self.draft = draft_of(spec, self._model.modules[0], self._parallel)
+        """The draft that is trained with the policy; None: there is none."""
         self._policy = self._trained_policy()
         self._critic = self._trained_critic()
         self._reward_models = RewardModels(spec, self._shared, self._parallel, heartbeat)
@@ -126,7 +130,7 @@ class Engine(ModelRanks):
             learn = network.learn if objective.learns(step.batch.step) else network.evaluate_loss
             with self._policy.routing.replayed():
                 updates = learn(step, objective)
-            metrics |= update_metrics(objective, updates) | network.multi_token_metrics()
+            metrics |= update_metrics(objective, updates) | network.guess_metrics()
         self.objective.after(metrics, int(columns.answered.sum()))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
@@ -152,6 +156,15 @@ class Engine(ModelRanks):
         with self._policy.offloader.using("parameters"):
             phases = self._model.export_owned()
         return [phase._replace(tensors=self._exported(phase.tensors)) for phase in phases]
+
+    def export_served(self) -> list[GatherPhase]:
+        """What servers get: as `export_owned`, and the draft, which rank 0 sends. Every rank must exhaust all of them, in their order."""
+        first, *further = self.export_owned()
+        if self.draft and first.sends:
+            sent = self.draft.sent(self._model.config.params_dtype)
+            size = sum(tensor.nbytes for _, tensor in sent)
+            first = GatherPhase(chain(first.tensors, sent), True, first.bytes + size)
+        return [first, *further]
 
     def _exported(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         with self._policy.offloader.using("parameters"):
@@ -217,7 +230,7 @@ class Engine(ModelRanks):
         learning = sum(self.objective.learns(step) for step in range(1, spec.train.total_steps + 1))
         optimizer, offload = spec.train.optimizer, spec.trainer.offload
         steps = Amounts.of(spec).updates * learning
-        return TrainedNetwork(self._model, spec, optimizer, steps, offload, self._parallel, self.heartbeat)
+        return TrainedNetwork(self._model, spec, optimizer, steps, offload, self._parallel, self.heartbeat, self.draft)
 
     def _trained_critic(self) -> TrainedNetwork | None:
         spec, critic = self._spec, self._spec.critic

@@ -49,6 +49,19 @@ class Exporting(Protocol):
         ...
 
 
+class WritableDraft(Protocol):
+    """A draft that can be written: DraftTraining."""
+
+    @property
+    def directory(self) -> Path:
+        """From which it was read."""
+        ...
+
+    def in_files(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of its files."""
+        ...
+
+
 def write_hugging_face(engine: Exporting, source: Path, target: Path, shard_bytes: int = SHARD_BYTES) -> None:
     """Write the policy into the new directory `target`, which all ranks share. Every rank writes what it owns, one shard in memory at a time.
     Collective; complete when it returns.
@@ -142,6 +155,21 @@ def _write_config(config: dict[str, Any], target: Path, dtype: torch.dtype) -> N
     config.pop("torch_dtype", None)  # its name before transformers 5
     config["dtype"] = str(dtype).removeprefix("torch.")
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+DRAFT = "draft"
+"""In the directory of an exported policy, that of the draft which was trained with it."""
+
+
+def write_draft(draft: WritableDraft, policy: Path) -> None:
+    """Write a draft into the new directory DRAFT of `policy`, which servers take as that from which it was read. Rank 0 writes. Collective; complete
+    when it returns."""
+    target = policy / DRAFT
+    if dist.get_rank() == 0:
+        target.mkdir(parents=True)
+        shutil.copyfile(draft.directory / "config.json", target / "config.json")
+        write_tensors({name: tensor.cpu() for name, tensor in draft.in_files()}, target / "model.safetensors")
+    dist.barrier()
 
 
 TEMPLATE = "chat_template.jinja"

@@ -3,6 +3,7 @@ optimizer, schedule and offloading (TrainedNetwork).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from rljob_trainer.algorithm.objective import MetricAccumulator, Objective
 from rljob_trainer.algorithm.tokens import Predictions
 from rljob_trainer.megatron import checkpoint
 from rljob_trainer.megatron.compat import pipeline_shapes
+from rljob_trainer.megatron.draft.training import DraftTraining
 from rljob_trainer.megatron.exact import functions
 from rljob_trainer.megatron.logprob import predictions
 from rljob_trainer.megatron.lora import Adapters, Base
@@ -224,15 +226,18 @@ class TrainedNetwork(Network):
         offload: Offload,
         parallel: ParallelState,
         heartbeat: Callable[[], None],
+        draft: DraftTraining | None = None,
     ) -> None:
-        """`steps`: optimizer steps of the whole job, over which the learning rate decays."""
+        """`steps`: optimizer steps of the whole job, over which the learning rate decays; `draft`: is trained in the same passes."""
         chunks = wrap(model.modules, model.config, spec)
         super().__init__(model, parallel, heartbeat, chunks)
-        self._model, self.chunks = model, chunks
+        self._model, self.chunks, self._draft = model, chunks, draft
         self.optimizer, self.scheduler = build_optimizer(optimizer, chunks, steps, offload.update)
         self.offloader = Offloader(offload, model.modules, chunks, self.optimizer)
         skips = spec.train.on_non_finite == "skip"
-        self._learner = Learner(chunks, self.optimizer, self.scheduler, self.offloader, optimizer.clip_grad, skips)
+        self._learner = Learner(
+            chunks, self.optimizer, self.scheduler, self.offloader, optimizer.clip_grad, skips, draft
+        )
         self._epochs = spec.train.epochs_per_step
 
     def learn(self, step: Step, objective: Objective) -> list[Update]:
@@ -260,19 +265,30 @@ class TrainedNetwork(Network):
             sums = [checked(self._over_world(p, objective), partial(objective.check, update=0)) for p in parts]
         return [Update(s, grad_norm=0.0, learning_rate=0.0, skipped=False) for s in sums]
 
-    def multi_token_metrics(self) -> dict[str, float]:
-        """Of the layer that guesses the token after the next, over the updates since the last call. Collective."""
-        layer = self._model.multi_token
-        return layer.metrics(counts=self.parallel.reports_metrics) if layer else {}
+    def guess_metrics(self) -> dict[str, float]:
+        """Of the layer that guesses the token after the next, and of the draft, over the updates since the last call. Collective."""
+        layer, draft = self._model.multi_token, self._draft
+        of_layer = layer.metrics(counts=self.parallel.reports_metrics) if layer else {}
+        return of_layer | (draft.metrics() if draft else {})
 
     def checkpointed(self) -> checkpoint.CheckpointedNetwork:
         """What a checkpoint saves of the network. Must be called inside `offloader.using("parameters", "optimizer")`."""
         return checkpoint.CheckpointedNetwork(
-            self.modules, self._model.base, self.optimizer, self.scheduler, self.offloader
+            self.modules, self._model.base, self.optimizer, self.scheduler, self.offloader, self._draft
         )
 
     def _gradients(self, batch: MiniBatch, objective: Objective) -> MetricAccumulator:
-        return self._over_world(self.passes.backward(batch, partial(self._loss, objective=objective)), objective)
+        with self._draft.listening() if self._draft else nullcontext():
+            parts = self.passes.backward(batch, partial(self._learnt, objective=objective))
+        return self._over_world(parts, objective)
+
+    def _learnt(
+        self, micro: MicroBatch, raw: torch.Tensor, objective: Objective
+    ) -> tuple[torch.Tensor, MetricAccumulator]:
+        """The loss, after the draft has read the logits, which the loss may overwrite."""
+        if self._draft:
+            self._draft.learn(micro, raw[0] if self._learnt_only else raw[0][micro.learnt])
+        return self._loss(micro, raw, objective)
 
     def _loss(
         self, micro: MicroBatch, raw: torch.Tensor, objective: Objective

@@ -17,6 +17,7 @@ from rljob_api.spec.train import Optimizer
 from rljob_trainer.algorithm.objective import LOSS, MetricAccumulator, Objective
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.adam import allocate
+from rljob_trainer.megatron.draft.training import DraftTraining
 from rljob_trainer.megatron.memory import Offloader, torch_optimizers
 
 MOST_SKIPS = 10
@@ -24,6 +25,7 @@ MOST_SKIPS = 10
 FIELD = "spec.train.onNonFinite"
 GRADIENT = "the gradient"
 GRADIENT_OF_LAYER = "the gradient of the layer for multi-token prediction"
+GRADIENT_OF_DRAFT = "the gradient of the draft"
 
 
 class NonFiniteError(RuntimeError):
@@ -55,6 +57,8 @@ class Learner:
     """Norm to which gradients are clipped; 0: they are not."""
     skips: bool
     """Skip an optimizer step whose loss or gradient is not finite, instead of raising NonFiniteError."""
+    draft: DraftTraining | None = None
+    """Takes its optimizer steps together with the network."""
     skipped: int = 0
     """Steps in a row that were skipped."""
 
@@ -79,6 +83,8 @@ class Learner:
             if math.isfinite(norm):
                 self.optimizer.step_with_ready_grads()
                 self.scheduler.step(1)
+                if self.draft:
+                    self.draft.step()
         if math.isfinite(norm):
             self.skipped = 0
         else:
@@ -90,6 +96,8 @@ class Learner:
         norms = {GRADIENT: clip(self.optimizer, self.most)}
         if self.chunks[0].config.mtp_num_layers:
             norms[GRADIENT_OF_LAYER] = clip_apart(self.optimizer, self.most)
+        if self.draft:
+            norms[GRADIENT_OF_DRAFT] = self.draft.clip()
         return norms
 
     def _skip(self, reason: str) -> None:

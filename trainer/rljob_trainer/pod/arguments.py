@@ -15,6 +15,7 @@ from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.machine import any_address, loopback
 from rljob_trainer.pod.part import PodPart
 from rljob_trainer.wire.rollout_server import BATCH_INVARIANT, EXACT_ON_CPU
+from rljob_trainer.wire.weights.drafts import LEARNS
 from rljob_trainer.wire.weights.protocol import SERVED_MODEL, backend
 
 CPU_ENVIRONMENT = {
@@ -164,13 +165,14 @@ def server_environment(
     Engine and workers of a server in one pod connect over its loopback, those of several pods over their addresses. By default vLLM looks for the
     address of the route to the internet, and takes 0.0.0.0 when there is none.
     """
-    device: dict[str, str] = {}
+    rollout, device = spec.rollout, dict[str, str]()
     if spec.trainer.device == "cpu":
         device = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if gpus == 1 else {})
-        device |= {EXACT_ON_CPU: "1"} if spec.rollout.exact else {}
+        device |= {EXACT_ON_CPU: "1"} if rollout.exact else {}
+        device |= {LEARNS: "1"} if rollout.speculation and rollout.speculation.learns else {}
     else:
         device = WITHOUT_MULTICAST_ENVIRONMENT if gpus > 1 else {}
-        device |= EXACT_ENVIRONMENT if spec.rollout.exact else {}
+        device |= EXACT_ENVIRONMENT if rollout.exact else {}
     network = part.environment if part else {"VLLM_HOST_IP": loopback()}
     return ENVIRONMENT | network | device | dict(inherited)
 

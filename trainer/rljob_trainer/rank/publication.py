@@ -22,7 +22,7 @@ from rljob_trainer.checkpoint.files import make_directory, replace, sweep, sync
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.data.tokenizer import add_chat_files
 from rljob_trainer.megatron.engine import Engine
-from rljob_trainer.megatron.huggingface import write_adapters, write_hugging_face
+from rljob_trainer.megatron.huggingface import write_adapters, write_draft, write_hugging_face
 from rljob_trainer.rank.driver_client import DriverClient
 from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.collective import Ranks
@@ -69,6 +69,8 @@ class Exports:
 
     def _model(self, target: Path) -> None:
         write_hugging_face(self._engine, Path(self._spec.model.path), target)
+        if self._engine.draft:
+            write_draft(self._engine.draft, target)
 
     def _write(self, target: Path, write: Callable[[Path], None]) -> None:
         """Write a directory under a temporary name, and rename it once it is complete and durable."""
@@ -169,7 +171,7 @@ class Publication:
             return [GatherPhase(scaled(self._engine.export_adapters(), lora.alpha / lora.rank), self._senders.leads)]
         if self._senders.colocated:
             return [GatherPhase(self._engine.export(), self._senders.leads)]
-        return self._engine.export_owned()
+        return self._engine.export_served()
 
     def _sent(self) -> None:
         """Release memory: servers resume when they have received everything, and need it then."""

@@ -5,6 +5,8 @@ vLLM's own engines overwrite the model as buckets arrive, and leave layers witho
 what is there. The engines are registered with vLLM's weight-transfer API (0.32, vllm/distributed/weight_transfer) by the names of their transports.
 """
 
+import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -29,6 +31,8 @@ from rljob_trainer.server.weights.shadow import Shadow
 from rljob_trainer.server.weights.source import Connection, WorkerEnd, WorkerPlace
 from rljob_trainer.wire.weights import chain, ipc, nccl, protocol
 from rljob_trainer.wire.weights.door import Door, own_address
+from rljob_trainer.wire.weights.drafts import DRAFT, LEARNS
+from rljob_trainer.wire.weights.multi_token import multi_token_layers
 from rljob_trainer.wire.weights.protocol import CHAIN, IPC, NCCL, AttemptFence, Offer
 from rljob_trainer.wire.weights.slices import NOTHING, Needs, Slice
 
@@ -91,7 +95,7 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
     @cached_property
     def expected(self) -> ExpectedTensors | ExpectedAdapters:
         name, lora = str(self.model_config.dtype).removeprefix("torch."), self.vllm_config.lora_config
-        model = ExpectedTensors.of(Path(self.model_config.model), name, guesses=self._guesses)
+        model = ExpectedTensors.of(Path(self.model_config.model), name, self._guesses_itself, self._learnt_draft)
         return ExpectedAdapters(model, lora.max_lora_rank) if lora else model
 
     @cached_property
@@ -203,17 +207,32 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
 
     @property
     def _guesses(self) -> bool:
+        """Whether the server guesses tokens with what comes with every policy."""
+        return self._guesses_itself or self._learnt_draft is not None
+
+    @property
+    def _guesses_itself(self) -> bool:
         """Whether the server guesses tokens with the policy's own layer for multi-token prediction."""
         speculation = self.vllm_config.speculative_config
         return speculation is not None and speculation.method == "mtp"
 
+    @property
+    def _learnt_draft(self) -> Path | None:
+        """The directory of a draft that comes with every policy; None: there is none."""
+        if os.environ.get(LEARNS) != "1":
+            return None
+        assert self.vllm_config.speculative_config, "the launcher set both"
+        return Path(self.vllm_config.speculative_config.model)
+
     @cached_property
     def served(self) -> Module:
-        """What updates are loaded into: the model, with the layer that guesses where there is one."""
+        """What updates are loaded into: the model, with what guesses where it comes with every policy."""
         if not self._guesses:
             return self.model
         assert self.draft, "the worker has handed it over"
-        return WithGuesses(self.model, self.draft, Path(self.model_config.model))
+        config = json.loads((Path(self.model_config.model) / "config.json").read_text())
+        own = (DRAFT,) if self._learnt_draft else multi_token_layers(config)
+        return WithGuesses(self.model, self.draft, own)
 
     def _has_shadow(self) -> bool:
         """Whether there is a shadow, or room for one."""

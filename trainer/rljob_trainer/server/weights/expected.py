@@ -1,7 +1,7 @@
 """The tensors that an update of a model must have, read from the model's own checkpoint."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +9,13 @@ import torch
 from safetensors import safe_open
 
 from rljob_trainer.wire.weights.bucket import Entry, torch_dtype
+from rljob_trainer.wire.weights.drafts import CONTAINED, DRAFT
 from rljob_trainer.wire.weights.multi_token import is_copy, multi_token_layers
 
 TIED = "lm_head.weight"
 EXPERT_BIAS = ".e_score_correction_bias"
 """Suffix of the routers' expert biases. Trainer and vLLM have them in float32, whatever type the checkpoint has."""
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
 
 
 class RefusedUpdateError(ValueError):
@@ -31,24 +32,16 @@ class ExpectedTensors:
     does not guess with them."""
 
     @staticmethod
-    def of(model: Path, dtype: str, guesses: bool = False) -> "ExpectedTensors":
+    def of(model: Path, dtype: str, guesses: bool = False, draft: Path | None = None) -> "ExpectedTensors":
         """The tensors of a Hugging Face directory that is served in `dtype`. A tensor may be sent in that type or in its type in the checkpoint.
 
         `guesses`: the server guesses tokens with the layers for multi-token prediction, behind the last layer. Copies of embedding and output layer
-        that files have in these are in no update: they share the policy's."""
-        files, tensors = sorted(model.glob("*.safetensors")), {}
-        if not files:
-            raise RefusedUpdateError(f"{model} holds no .safetensors file to compare an update with")
+        that files have in these are in no update: they share the policy's. `draft`: the directory of a draft that comes with every policy."""
         config = json.loads((model / "config.json").read_text())
         further = multi_token_layers(config)
-        for file in files:
-            with safe_open(file, "pt") as handle:
-                names = (n for n in handle.keys() if not is_copy(n, further))  # noqa: SIM118 not a dictionary
-                for name in names:
-                    part = handle.get_slice(name)
-                    own = _DTYPES.get(part.get_dtype(), dtype)
-                    wide = {"float32"} if name.endswith(EXPERT_BIAS) else set()
-                    tensors[name] = (tuple(part.get_shape()), frozenset({dtype, own} | wide))
+        tensors = {n: t for n, t in _described(model, dtype) if not is_copy(n, further)}
+        if draft:
+            tensors |= {DRAFT + n: t for n, t in _described(draft, dtype) if n != CONTAINED}
         optional = {TIED} if config.get("tie_word_embeddings", False) else set()
         optional |= set() if guesses else {name for name in tensors if name.startswith(further)}
         return ExpectedTensors(tensors, frozenset(optional))
@@ -78,3 +71,17 @@ class ExpectedTensors:
         missing = self.tensors.keys() - set(names) - self.optional
         if missing:
             raise RefusedUpdateError(f"{len(missing)} tensors are missing, among them {sorted(missing)[:3]}")
+
+
+def _described(directory: Path, dtype: str) -> Iterator[tuple[str, tuple[tuple[int, ...], frozenset[str]]]]:
+    """Name, shape and permitted types of each tensor in a directory's files."""
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise RefusedUpdateError(f"{directory} holds no .safetensors file to compare an update with")
+    for file in files:
+        with safe_open(file, "pt") as handle:
+            for name in handle.keys():  # noqa: SIM118 not a dictionary
+                part = handle.get_slice(name)
+                own = _DTYPES.get(part.get_dtype(), dtype)
+                wide = {"float32"} if name.endswith(EXPERT_BIAS) else set()
+                yield name, (tuple(part.get_shape()), frozenset({dtype, own} | wide))
