@@ -13,6 +13,7 @@ PICTURES: dict[str, Callable[[dict[str, str]], Canvas]] = {
     "memory": memory.draw,
     "performance": performance.draw,
     "learning": learning.draw,
+    "learning-reasoning-gym": learning.draw_reasoning_gym,
     "learning-ahead": learning.draw_ahead,
     "learning-recipe": learning.draw_recipe,
 }

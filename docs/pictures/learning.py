@@ -1,5 +1,5 @@
-"""What examples/arithmetic learns: curves of three seeds from benchmarks/runs/learning.jsonl, and both ends of the runs of docs/asynchronous.md;
-and what a recipe learns from a service: a curve for each seed in benchmarks/runs/recipe.jsonl."""
+"""What examples/arithmetic and examples/reasoning-gym learn: curves of three seeds from benchmarks/runs/learning.jsonl and reasoning-gym.jsonl, and
+both ends of the runs of docs/asynchronous.md; and what a recipe learns from a service: a curve for each seed in benchmarks/runs/recipe.jsonl."""
 
 import json
 from collections.abc import Mapping
@@ -12,13 +12,15 @@ from docs.pictures.svg import Canvas
 from docs.pictures.tables import rows
 
 RUNS = Path(__file__).parents[2] / "benchmarks/runs/learning.jsonl"
-RECIPE_RUNS = RUNS.with_name("recipe.jsonl")
+REASONING_RUNS, RECIPE_RUNS = (RUNS.with_name(f"{name}.jsonl") for name in ("reasoning-gym", "recipe"))
 WIDTH, HEIGHT = 960, 330
 TOP, BOTTOM = 84, 262
-STEPS, SMOOTH = 60, 5
-"""Of a run; steps whose mean a point of the curve is."""
-PANELS = ((70, "Mean reward", "reward/mean", SMOOTH), (550, "Held-out accuracy, greedy", "evaluation/reward", 1))
-"""Left edge, title, metric, how many steps are one point."""
+STEPS, REASONING_STEPS = 60, 80
+"""Of a run."""
+SMOOTH = 5
+"""Steps whose mean a point of the curve is."""
+PANELS = ((70, "reward/mean", SMOOTH), (550, "evaluation/reward", 1))
+"""Left edge, metric, how many steps are one point."""
 SPAN = 340
 """Pixels from the first to the last step."""
 SEEDS = ("trainer", "rollout", "control")
@@ -32,26 +34,43 @@ RISE = 290
 STALENESS = {"0": "rollout", "2": "trainer"}
 """Colours."""
 SETTING = "0.3 M parameters on two CPU cores, GRPO, 60 steps of 16 prompts x 16 samples"
+REASONING_SETTING = "0.3 M parameters on two CPU cores, GRPO, 80 steps of 16 prompts x 16 samples"
 RECIPE_SETTING = "math_rl of tinker-cookbook, adapters of rank 16, 60 steps of 16 groups x 16 samples"
 RECIPE_LEFT, RECIPE_SPAN = 70, 820
 
 
 def draw(theme: dict[str, str]) -> Canvas:
     canvas = Canvas(WIDTH, HEIGHT, "Reward and held-out accuracy of the arithmetic example with three seeds", theme)
-    runs = [json.loads(line) for line in RUNS.read_text().splitlines()]
-    for left, title, metric, smooth in PANELS:
-        _panel(canvas, left, SPAN, title, {run["seed"]: _smoothed(run[metric], smooth) for run in runs})
-    _legend(canvas, _seeds(runs), SETTING)
+    _curves(canvas, RUNS, STEPS, ("Mean reward", "Held-out accuracy, greedy"), SETTING)
     return canvas
+
+
+def draw_reasoning_gym(theme: dict[str, str]) -> Canvas:
+    canvas = Canvas(WIDTH, HEIGHT, "Reward and held-out accuracy of the reasoning-gym example with three seeds", theme)
+    titles = ("Mean reward", "Held-out reward at temperature 1")
+    _curves(canvas, REASONING_RUNS, REASONING_STEPS, titles, REASONING_SETTING)
+    return canvas
+
+
+def _curves(c: Canvas, file: Path, steps: int, titles: tuple[str, str], setting: str) -> None:
+    """Of each seed, in two panels. `steps`: of a run."""
+    runs = _runs(file)
+    for title, (left, metric, smooth) in zip(titles, PANELS, strict=True):
+        _panel(c, left, SPAN, steps, title, {run["seed"]: _smoothed(run[metric], smooth) for run in runs})
+    _legend(c, _seeds(runs), setting)
+
+
+def _runs(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def draw_recipe(theme: dict[str, str]) -> Canvas:
     """The share of right answers of the seeds that were measured."""
     canvas = Canvas(WIDTH, HEIGHT, "Share of right answers while a recipe trains against a service", theme)
-    runs = [json.loads(line) for line in RECIPE_RUNS.read_text().splitlines()]
+    runs = _runs(RECIPE_RUNS)
     shares = {run["seed"]: dict(enumerate(run["right"], 1)) for run in runs}
     curves = {seed: _smoothed(right, SMOOTH) for seed, right in shares.items()}
-    _panel(canvas, RECIPE_LEFT, RECIPE_SPAN, f"Share of right answers, mean of {SMOOTH} steps", curves)
+    _panel(canvas, RECIPE_LEFT, RECIPE_SPAN, STEPS, f"Share of right answers, mean of {SMOOTH} steps", curves)
     _legend(canvas, _seeds(runs), RECIPE_SETTING)
     return canvas
 
@@ -61,13 +80,13 @@ def _seeds(runs: list[dict[str, Any]]) -> dict[str, str]:
     return {f"seed {run['seed']}": SEEDS[run["seed"]] for run in runs}
 
 
-def _panel(c: Canvas, left: int, span: int, title: str, curves: dict[int, list[tuple[int, float]]]) -> None:
+def _panel(c: Canvas, left: int, span: int, steps: int, title: str, curves: dict[int, list[tuple[int, float]]]) -> None:
     """`curves`: by seed."""
     _grid(c, left, title, span)
-    for step in range(0, STEPS + 1, 20):
-        c.text(left + span * step / STEPS, BOTTOM + 20, f"step {step}", 12, "muted", "middle")
+    for step in range(0, steps + 1, 20):
+        c.text(left + span * step / steps, BOTTOM + 20, f"step {step}", 12, "muted", "middle")
     for seed, points in curves.items():
-        _curve(c, left, span, points, SEEDS[seed])
+        _curve(c, [(left + span * step / steps, _height(value)) for step, value in points], SEEDS[seed])
     _ends(c, left + span + 12, {SEEDS[seed]: points[-1][1] for seed, points in curves.items()})
 
 
@@ -77,8 +96,7 @@ def _smoothed(curve: Mapping[Any, float], count: int) -> list[tuple[int, float]]
     return [(int(step), mean(values[max(0, i - count + 1) : i + 1])) for i, step in enumerate(curve)]
 
 
-def _curve(c: Canvas, left: int, span: int, points: list[tuple[int, float]], colour: str) -> None:
-    places = [(left + span * step / STEPS, _height(value)) for step, value in points]
+def _curve(c: Canvas, places: list[tuple[float, float]], colour: str) -> None:
     for (x1, y1), (x2, y2) in pairwise(places):
         c.line(x1, y1, x2, y2, colour, 2.2)
     for x, y in places if len(places) < 10 else places[-1:]:
