@@ -153,7 +153,6 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         "spec.model.multiTokenPrediction",
     ),
     ({"rollout": {"agent": {"maxTurns": 2, "maxTokens": 16}, "sampling": {"maxTokens": 8}}}, "spec.rollout.agent"),
-    ({"rollout": {"agent": AGENT}, "data": {"imageKey": "images"}}, "spec.data.imageKey"),
     ({"rollout": {"agent": AGENT | {"maxTokens": 4}, "sampling": {"maxTokens": 8}}}, "spec.rollout.agent.maxTokens"),
     (
         {

@@ -30,7 +30,6 @@ from rljob_api.rules import (
     servers,
     speculation,
     task,
-    vision,
     volumes,
 )
 from rljob_api.rules.engine import Check, Rule, ValidationResult, Violation
@@ -104,7 +103,7 @@ def extent_violations(spec: Any) -> Iterator[Violation]:
 RULES: tuple[Check, ...] = tuple(
     rule
     for rules in (
-        *(task.RULES, vision.RULES, lora.RULES, layout.RULES, data.RULES, rollout.RULES, environments.RULES),
+        *(task.RULES, lora.RULES, layout.RULES, data.RULES, rollout.RULES, environments.RULES),
         *(servers.RULES, speculation.RULES, exact.RULES, algorithm.RULES, rewards.RULES, keys.RULES, evaluation.RULES),
         *(scheduling.RULES, pods.RULES, references.RULES, volumes.RULES, task.CLIENT_RULES, gangs.RULES),
     )

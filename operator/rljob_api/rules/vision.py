@@ -5,17 +5,8 @@ from typing import Any
 
 from rljob_api.families import FAMILIES, family_of
 from rljob_api.family import Family
-from rljob_api.rules.engine import AGENT, SIZES, Check, Rule, Violation, present
+from rljob_api.rules.engine import SIZES, Violation
 from rljob_api.spec import RLJobSpec
-
-OBJECT_RULES = (
-    Rule(
-        "data.imageKey",
-        present("data.imageKey").implies(~AGENT),
-        "samples of an agent have no images",
-        "remove spec.rollout.agent, or the images",
-    ),
-)
 
 TOWER_PARTS = ("vision", "projector")
 
@@ -73,6 +64,3 @@ def _companion_violations(spec: RLJobSpec, family: Family) -> Iterator[Violation
         if reward.model and spec.data.image_key:
             rule = "reward models on the trainer's ranks read no images"
             yield Violation(f"spec.rewards[{i}].model", "set", rule, "use another kind of reward")
-
-
-RULES: tuple[Check, ...] = OBJECT_RULES

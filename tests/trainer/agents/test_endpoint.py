@@ -184,7 +184,7 @@ async def test_a_failure_of_the_rollouts_is_said_as_openai_says_it(failure: Exce
         ({"response_format": {"type": "json_object"}}, "response_format: json_object is not served, only text"),
         (
             {"messages": [{"role": "user", "content": [IMAGE]}]},
-            "a part of a message is of type image_url, and an agent's",
+            "a part of a message is an image, and the policy reads texts only: spec.data.imageKey is unset",
         ),
         ({"messages": [{"role": "user", "content": ["1+2="]}]}, "a part of a message is of type str"),
     ],

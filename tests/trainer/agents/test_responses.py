@@ -74,8 +74,8 @@ async def test_a_response_without_room_for_a_turn_is_incomplete() -> None:
         ({"text": {"format": {"type": "json_object"}}}, "text.format: json_object is not served, only text"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input: an item of type item_reference is not served"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "a part of a message is of type input_image",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,"}]}]},
+            "a part of a message is an image, and the policy reads texts only",
         ),
         ({"input": 7}, "input."),
     ],

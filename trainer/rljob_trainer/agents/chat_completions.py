@@ -80,7 +80,7 @@ async def complete(session: Session, asked: ChatRequest) -> dict[str, Any]:
     if asked.response_format and asked.response_format.type != "text":
         raise PolicyError(f"response_format: {asked.response_format.type} is not served, only text: {NOT_ENFORCED}")
     tools = callable_tools(asked.tools, asked.tool_choice)
-    context = session.conversations.context(asked.messages, asked.tools or [])
+    context = await session.context(asked.messages, asked.tools or [])
     turns = await several(session, asked.messages, context, asked.limits, tools, asked.n or 1)
     written = sum(len(turn["tokens"]) for turn in turns if turn)
     return {

@@ -14,6 +14,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import Message, PolicyError
 from rljob_trainer.agents.messages import plain, reasoning_of
+from rljob_trainer.agents.shown_images import ShownImages
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.model_files import model_config
@@ -136,13 +137,15 @@ class _Known:
 class Conversations:
     """Of one trajectory, whose agent says the whole conversation every time it asks."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, shown: ShownImages | None = None):
+        """`shown`: has read the images of all messages."""
         self._tokenizer, self._template = tokenizer, template
+        self._shown = shown or ShownImages()
         self._known: list[_Known] = []
 
     def copy(self) -> "Conversations":
         """Which knows what this one knows."""
-        copied = Conversations(self._tokenizer, self._template)
+        copied = Conversations(self._tokenizer, self._template, self._shown)
         copied._known = list(self._known)
         return copied
 
@@ -156,8 +159,10 @@ class Conversations:
         known = max(beginnings, key=lambda k: k.likeness(reasoning), default=None)
         if known:
             rest, calls = messages[len(known.messages) :], known.messages[-1].get("tool_calls", ())
-            return known.tokens + reply(known.tokens, rest, self._tokenizer, self._template, calls)
-        return encoded(written(messages, self._tokenizer, self._template, tools), self._tokenizer)
+            new = reply(known.tokens, rest, self._tokenizer, self._template, calls)
+            return known.tokens + self._shown.expanded(known.tokens, new, rest)
+        whole = encoded(written(messages, self._tokenizer, self._template, tools), self._tokenizer)
+        return self._shown.expanded((), whole, messages)
 
     def add(self, messages: Sequence[Message], answer: Message, tokens: list[int]) -> None:
         """The policy answered, and `tokens` are those of the whole conversation."""

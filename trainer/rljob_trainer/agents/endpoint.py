@@ -2,7 +2,7 @@
 
 POST /SESSION/v1/chat/completions and /SESSION/v1/responses, on loopback, or on the pod's address for agents in pods of their own. Of a request,
 chat_completions.py and responses.py say what is read. Temperature, seed and the like are the job's, whatever is asked for. What would change what the
-policy may write, such as a call or a form that is enforced, is refused, and so are images. A stream begins when the whole answer is there: it is for
+policy may write, such as a call or a form that is enforced, is refused. A stream begins when the whole answer is there: it is for
 clients that know no other way. Errors have OpenAI's statuses and bodies: 400 for what cannot be answered, with the code context_length_exceeded where
 the model's context is too short for it, and 503 where the rollouts failed, which ends the attempt. What a client no longer waits for is not generated
 to its end, and is no answer of the trajectory, though it counts for maxTurns.

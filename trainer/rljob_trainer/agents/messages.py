@@ -11,6 +11,8 @@ from rljob_trainer.data.files import short
 
 TEXTS = (None, "text", "input_text", "output_text", "reasoning_text")
 """Types of a part of a message that are its text."""
+IMAGES = ("image_url", "input_image", "image")
+"""Types of a part that is an image: of chat completions, of responses, and of chat templates."""
 
 
 class _CalledFunction(BaseModel):
@@ -58,7 +60,7 @@ def plain(message: Message) -> dict[str, Any]:
         raise PolicyError(f"a message: {first_of(error)}") from error
     if role not in ROLES:
         raise PolicyError(f"a message has the unknown role {short(role)}: use one of {', '.join(ROLES)}")
-    read = {"role": role, "content": text_of(message.get("content"))}
+    read = {"role": role, "content": _content(message.get("content"), role)}
     return read | {key: message[key] for key in ("tool_calls", "name", "tool_call_id") if message.get(key)}
 
 
@@ -76,11 +78,41 @@ def text_of(content: Any) -> str:
     return "".join(map(_text, content))
 
 
+def sources_of(messages: Sequence[Message]) -> list[str]:
+    """Addresses of the images that the messages show, in their order. Raises PolicyError."""
+    contents = [message.get("content") for message in messages]
+    return [_source(part) for content in contents if isinstance(content, list) for part in content if _is_image(part)]
+
+
+def _content(content: Any, role: str) -> Any:
+    """A text; with images a list of parts, as chat templates read it. Raises PolicyError."""
+    if not isinstance(content, list) or not any(map(_is_image, content)):
+        return text_of(content)
+    if role == "assistant":
+        raise PolicyError("a message of the assistant has an image, and the policy writes none")
+    return [
+        {"type": "image", "image": _source(p)} if _is_image(p) else {"type": "text", "text": _text(p)} for p in content
+    ]
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in IMAGES
+
+
+def _source(part: Mapping[str, Any]) -> str:
+    """The address of an image. Raises PolicyError."""
+    given = part.get("image_url", part.get("image"))
+    source = given.get("url") if isinstance(given, Mapping) else given
+    if not isinstance(source, str):
+        raise PolicyError(f"an image of a message has the address {short(source)}, which is no text")
+    return source
+
+
 def _text(part: Any) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if not isinstance(part, Mapping) or kind not in TEXTS:
         raise PolicyError(
-            f"a part of a message is of type {kind if isinstance(kind, str) else short(kind)}, and an agent's policy reads texts only"
+            f"a part of a message is of type {kind if isinstance(kind, str) else short(kind)}, and an agent's policy reads texts and images only"
         )
     text = part.get("text")
     if not isinstance(text, str | None):

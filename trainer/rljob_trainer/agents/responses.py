@@ -63,7 +63,7 @@ async def respond(session: Session, asked: ResponsesRequest) -> dict[str, Any]:
     shown = [_tool(tool) for tool in asked.tools or ()]
     tools = callable_tools(shown, asked.tool_choice)
     messages = [*_instructions(asked), *messages_of(asked.input)]
-    context = session.conversations.context(messages, shown)
+    context = await session.context(messages, shown)
     limits = {"max_tokens": asked.max_output_tokens, "stop": None}
     (turn,) = await several(session, messages, context, limits, tools, 1)
     message = message_of(turn)

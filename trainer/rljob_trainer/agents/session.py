@@ -12,12 +12,13 @@ from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.answers import AnsweredTurn, Answers
-from rljob_trainer.agents.api import PolicyError, message_of
+from rljob_trainer.agents.api import Message, PolicyError, message_of
 from rljob_trainer.agents.claims import QUESTIONS, Claims
 from rljob_trainer.agents.conversations import Conversations, ResponseParser, encoded, reply, special
-from rljob_trainer.agents.messages import require_functions
+from rljob_trainer.agents.messages import require_functions, sources_of
 from rljob_trainer.agents.own_time import OwnTime
 from rljob_trainer.agents.recording import Recorded, Rollout
+from rljob_trainer.agents.shown_images import ShownImages
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.sandboxes.sandbox import SandboxError
@@ -45,8 +46,11 @@ class Session:
         template: ChatTemplate,
         sample: Sample,
         parser: ResponseParser,
+        shown: ShownImages | None = None,
     ):
-        self.prompt, self.conversations = prompt, Conversations(tokenizer, template)
+        """`shown`: with the images of the prompt, where the policy reads any."""
+        self._shown = shown or ShownImages()
+        self.prompt, self.conversations = prompt, Conversations(tokenizer, template, self._shown)
         self._spec, self._sampling, self._tokenizer, self._template = spec, sampling, tokenizer, template
         self._sample, self._parser = sample, parser
         self.own_time = OwnTime(spec.timeout_seconds)
@@ -67,6 +71,7 @@ class Session:
 
     def anew(self) -> "Session":
         """For the same sample in another process, from its beginning: nothing of this one becomes part of it."""
+        self._shown.forget()
         session = self._successor()
         session.run_again += self.is_called
         return session
@@ -91,7 +96,14 @@ class Session:
 
     def _successor(self) -> "Session":
         session = Session(
-            self._spec, self.prompt, self._sampling, self._tokenizer, self._template, self._sample, self._parser
+            self._spec,
+            self.prompt,
+            self._sampling,
+            self._tokenizer,
+            self._template,
+            self._sample,
+            self._parser,
+            self._shown,
         )
         session.resumed, session.run_again = self.resumed, self.run_again
         return session
@@ -126,7 +138,7 @@ class Session:
         if method == "converse":
             return await self._converse(**arguments)
         if method == "reply":
-            return self._reply(**arguments)
+            return await self._reply(**arguments)
         if method == "sequences":
             return self._answers.sequences(**arguments)
         if method in QUESTIONS:
@@ -148,10 +160,21 @@ class Session:
         except (ValueError, TypeError, KeyError) as error:
             raise PolicyError(f"{method}: {type(error).__name__}: {error}") from error
 
-    def _reply(self, context: list[int], messages: list[dict[str, Any]], after: int | None) -> list[int]:
+    async def context(self, messages: Sequence[Message], tools: ToolList) -> list[int]:
+        """What the policy continues where an agent says these messages. Raises PolicyError."""
+        await self._shown.read(messages)
+        return self.conversations.context(messages, tools)
+
+    async def _reply(self, context: list[int], messages: list[dict[str, Any]], after: int | None) -> list[int]:
         """`after`: of the turn that is replied to."""
+        await self._shown.read(messages)
         calls = self._answers.calls(after) if after is not None else ()
-        return reply(context, messages, self._tokenizer, self._template, calls)
+        said = reply(context, messages, self._tokenizer, self._template, calls)
+        if not sources_of(messages):
+            return said
+        if after is None:
+            raise PolicyError("an image can be shown behind the last turn only")
+        return self._shown.expanded(self._answers.whole(after).tolist(), said, messages)
 
     def rollout(self, sequences: Sequence[Sequence[int]], rewards: Sequence[float] = ()) -> Rollout | None:
         """The trajectory of these tokens and branches; None when the policy wrote none of the first sequence. Raises PolicyError.
@@ -220,7 +243,7 @@ class Session:
         if after is not None:
             before = self._answers.whole(after).tolist()
             messages = [*self._answers.conversation(after), *messages]
-        context = self.conversations.context(messages, tools)
+        context = await self.context(messages, tools)
         generated = await self._asked(np.array(context, np.int32), max_tokens, stop, tools, messages)
         if generated is None:
             return None

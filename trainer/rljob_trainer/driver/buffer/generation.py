@@ -14,6 +14,8 @@ from rljob_trainer.agents.agent import Agent
 from rljob_trainer.agents.conversations import ResponseParser
 from rljob_trainer.agents.recording import AgentFailed, Rollout, measured, single
 from rljob_trainer.agents.session import Session
+from rljob_trainer.agents.shown_images import ShownImages
+from rljob_trainer.data.pictures import image_reader
 from rljob_trainer.data.prompts import HeldOutSet, Prompt
 from rljob_trainer.data.rows import answer_in
 from rljob_trainer.data.tokenizer import Tokenizer, decoded
@@ -82,6 +84,7 @@ class Generator:
         self._pool, self._heartbeat, self._agent = pool, heartbeat, agent
         self._timeline = timeline or Timeline()
         self._parser = ResponseParser.of(spec, pool.parse)
+        self._reader = image_reader(spec) if agent else None
         self._may_generate = PriorityEvent()
 
     def group(
@@ -170,26 +173,46 @@ class Generator:
     ) -> list[Outcome]:
         """Like `_generated`, with the agent's trajectories as samples. `samples` hold only scored ones: one that is not complete lives in the
         agent's process."""
+        request = await _with_images(request)
         return list(await asyncio.gather(*(self._with_agent(agent, request, i, s) for i, s in enumerate(samples))))
 
     async def _with_agent(self, agent: Agent, request: GroupRequest, index: int, sample: PartialSample) -> Outcome:
-        generate_turn = partial(self._turn, request, index, Home())
+        shown = ShownImages(self._reader, request.prompt.tokens, request.images)
+        generate_turn = partial(self._turn, request, index, Home(), shown)
         if sample.outcome is None:
             template = self._spec.data.chat_template
             session = Session(
-                agent.spec, request.prompt, request.sampling, self._tokenizer, template, generate_turn, self._parser
+                agent.spec,
+                request.prompt,
+                request.sampling,
+                self._tokenizer,
+                template,
+                generate_turn,
+                self._parser,
+                shown,
             )
             try:
-                sample.outcome = await self._score(request, index, await agent.rollout(session))
+                rollout = await agent.rollout(session)
+                sequences = [shown.with_images(segments) for segments in (rollout.segments, *rollout.branches)]
+                seen = replace(rollout, segments=sequences[0], branches=tuple(sequences[1:]))
+                sample.outcome = await self._score(request, index, seen)
             except AgentFailed as failure:
                 sample.outcome = Outcome(request.group, index, failure)
         return sample.outcome
 
     async def _turn(
-        self, request: GroupRequest, index: int, home: Home, tokens: Ints, sampling: Sampling, turn: int
+        self,
+        request: GroupRequest,
+        index: int,
+        home: Home,
+        shown: ShownImages,
+        tokens: Ints,
+        sampling: Sampling,
+        turn: int,
     ) -> tuple[tuple[Segment, ...], bool]:
         """The policy's response to `tokens` in turn number `turn`, and whether it was cut off at the token limit."""
-        generation = GenerationRequest(tokens, 1, sampling, turn_seed(request.seed, index, turn))
+        seed = turn_seed(request.seed, index, turn)
+        generation = GenerationRequest(tokens, 1, sampling, seed, shown.asked(tokens))
         response = PartialSample()
         response.add(*await self._pieces(request, generation, (request.group, index), home))
         await self._continue(response, request, generation, index, home)
