@@ -1,15 +1,18 @@
 """RLJobs, JobSets, LeaderWorkerSets and plain StatefulSets in turn on one control plane: what each takes of time and of requests.
 
-    python -m benchmarks.peers [--nodes 200] [--crowd 100] [--gang 64] [--small 16] [--repeats 3]
+    python -m benchmarks.peers [crowd] [gang] [loss] [--kinds RLJob JobSet] [--nodes 200] [--crowd 100] [--each 4] [--gang 64] [--small 16]
+                               [--repeats 3] [--seconds 300]
 
 As benchmarks.scale, with both other controllers alongside ours, each at 500 requests a second, their webhooks on loopback. A pod is lost in the way
-that each kind looks for: ours and a StatefulSet's is deleted by force, LeaderWorkerSet's is deleted, JobSet's fails. Prints a Markdown table.
-Compiles the controllers.
+that each kind looks for: ours and a StatefulSet's is deleted by force, LeaderWorkerSet's is deleted, JobSet's fails. `--each`: pods of a job of the
+crowd; `--seconds`: within which all pods have to be bound. Prints a Markdown table, and each figure as it comes to standard error. Compiles the
+controllers.
 """
 
 import argparse
 import asyncio
 import re
+import sys
 import tempfile
 import time
 import urllib.request
@@ -50,6 +53,11 @@ UNCOUNTED = {"leases", "nodes", "events"}
 """Kinds of requests that are not for one job or another."""
 RECREATED = {"JobSet", "LeaderWorkerSet"}
 """Kinds that make all pods of a gang anew when one is lost. The others replace that one."""
+PEERS = {
+    "JobSet": (JOBSET, Path("config", "components"), "config.jobset.x-k8s.io/v1alpha1"),
+    "LeaderWorkerSet": (LWS, Path("config"), "config.lws.x-k8s.io/v1alpha1"),
+}
+"""Controllers by kind: component, directory of its manifests, and the version of its configuration."""
 WHOLE_SECONDS = 60
 """Within which a gang has to be whole again."""
 Make = Callable[[str, str, int], Object]
@@ -58,17 +66,21 @@ Make = Callable[[str, str, int], Object]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("nodes", 200), ("crowd", 100), ("gang", 64), ("small", 16), ("repeats", 3)):
+    parser.add_argument("phases", nargs="*", help="what is measured: crowd, gang, loss. Otherwise all of them")
+    parser.add_argument("--kinds", nargs="+", choices=MAKERS, default=[*MAKERS], help="otherwise all")
+    sizes = {"nodes": 200, "crowd": 100, "each": 4, "gang": 64, "small": 16, "repeats": 3, "seconds": 300}
+    for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     args.tree = REPOSITORY
-    for component in (KWOK, JOBSET, LWS):
+    peers = [peer for kind, peer in PEERS.items() if kind in args.kinds]
+    for component in (KWOK, *(component for component, *_ in peers)):
         if not is_built(component):
             build(component)
     with tempfile.TemporaryDirectory() as directory, ControlPlane(Path(directory), managers=True) as plane:
         plane.install_crd()
-        start(plane, JOBSET, Path("config", "components"), f"config.{JOBSETS.split('/')[0]}/v1alpha1")
-        start(plane, LWS, Path("config"), "config.lws.x-k8s.io/v1alpha1")
+        for peer in peers:
+            start(plane, *peer)
         asyncio.run(measure(plane, args))
 
 
@@ -133,18 +145,17 @@ MAKERS: dict[str, Make] = {
 async def measure(plane: ControlPlane, args: argparse.Namespace) -> None:
     bench = Peers(plane, args)
     await bench.start()
-    for kind in MAKERS:  # the garbage collector looks for kinds that are new to it every 30 s only
+    for kind in args.kinds:  # the garbage collector looks for kinds that are new to it every 30 s only
         await bench.life(kind, 1, 4)
-    print(f"| what | {' | '.join(MAKERS)} |\n| --- |{' --- |' * len(MAKERS)}", flush=True)
+    print(f"| what | {' | '.join(args.kinds)} |\n| --- |{' --- |' * len(args.kinds)}", flush=True)
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for _ in range(args.repeats):
-        for kind in MAKERS:
-            for what, figure in (
-                await bench.time_crowd(kind) | await bench.time_gang(kind) | await bench.time_loss(kind)
-            ).items():
+        for kind in args.kinds:
+            for what, figure in (await bench.figures(kind)).items():
+                print(f"{kind}: {what} {figure:.2f}", file=sys.stderr, flush=True)
                 found[what][kind].append(figure)
     for what, by_kind in found.items():
-        print(f"| {what} | {' | '.join(_figures(by_kind[kind]) for kind in MAKERS)} |", flush=True)
+        print(f"| {what} | {' | '.join(_figures(by_kind[kind]) for kind in args.kinds)} |", flush=True)
     await bench.end()
 
 
@@ -162,11 +173,19 @@ class Peers(Bench):
         fast = source(KWOK, "sigs.k8s.io/kwok") / "kustomize" / "stage" / "pod" / "fast"
         self.stages = (fast / "pod-ready.yaml", fast / "pod-delete.yaml")  # JobSet's pods do not end either
 
+    async def figures(self, kind: str) -> dict[str, float]:
+        """Of one turn."""
+        phases = {"crowd": self.time_crowd, "gang": self.time_gang, "loss": self.time_loss}
+        found = dict[str, float]()
+        for phase in self.args.phases or phases:
+            found |= await phases[phase](kind)
+        return found
+
     async def time_crowd(self, kind: str) -> dict[str, float]:
-        count, before = self.args.crowd, self.writes_of_all()
-        bound, gone = await self.life(kind, count, 4)
+        count, each, before = self.args.crowd, self.args.each, self.writes_of_all()
+        bound, gone = await self.life(kind, count, each)
         writes = (self.writes_of_all() - before) / count
-        what = f"{count} jobs of 4 pods"
+        what = f"{count} jobs of {each} pods"
         return {f"{what}: bound, s": bound, f"{what}: deleted, s": gone, "writes of all programs for a job": writes}
 
     async def time_gang(self, kind: str) -> dict[str, float]:
@@ -219,7 +238,7 @@ class Peers(Bench):
         namespace = await self.namespace(kind)
         version = (await self.api.listing("Pod", namespace)).version
         start = time.monotonic()
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(self.args.seconds):
             bound = asyncio.create_task(self.bound(namespace, count * pods, version))
             await asyncio.gather(*(self.api.create(MAKERS[kind](namespace, f"j{i}", pods)) for i in range(count)))
             await bound
