@@ -10,6 +10,7 @@ from e2e.cluster.binaries import KUEUE, KWOK, is_built
 from e2e.control_plane import ControlPlane, available
 from kueue.clusters import run_operator
 from kueue.world import SECONDS, Tenant, tenant, until
+from rljob_api.backends import FINALIZERS
 
 pytestmark = [
     pytest.mark.slow,
@@ -70,6 +71,16 @@ async def test_quota_goes_to_who_waits_when_a_job_is_suspended_and_comes_back_wh
             await until(first, "Running", attempt=2)
             assert second.status.state == "Succeeded"
         assert first.status.restarts.total == 0
+
+
+async def test_nothing_is_left_of_a_job_that_is_deleted_while_it_waits_for_quota(plane: ControlPlane) -> None:
+    """Kueue keeps its pods, which no kubelet ever ends. The tenant is done when none is left."""
+    async with tenant(plane, "owner") as owner:
+        await until(owner, "Running", attempt=1)
+        async with tenant(plane, "late") as late:
+            await held(late)
+            kept = [pod["metadata"].get("finalizers") for pod in (await late.pods()).values()]
+            assert kept == [[*FINALIZERS]] * 5
 
 
 async def held(job: Tenant) -> None:
