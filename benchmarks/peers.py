@@ -68,9 +68,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("phases", nargs="*", help="what is measured: crowd, gang, loss. Otherwise all of them")
     parser.add_argument("--kinds", nargs="+", choices=MAKERS, default=[*MAKERS], help="otherwise all")
-    sizes = {"nodes": 200, "crowd": 100, "each": 4, "gang": 64, "small": 16, "repeats": 3, "seconds": 300}
+    sizes = {"--nodes": 200, "--crowd": 100, "--each": 4, "--gang": 64, "--small": 16, "--repeats": 3, "--seconds": 300}
     for name, default in sizes.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+        parser.add_argument(name, type=int, default=default)
     args = parser.parse_args()
     args.tree = REPOSITORY
     peers = [peer for kind, peer in PEERS.items() if kind in args.kinds]
