@@ -208,6 +208,28 @@ def test_a_message_that_holds_the_mark_of_a_turn_is_rendered_whole() -> None:
     assert f"a {MARK} b" in said
 
 
+BARE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "turn", "message", "follows"),
+    [
+        (BARE, "1+", "+2", "+2"),
+        (BARE.replace("}}", "}};"), "1;", ";2", ";2;"),
+        (BARE.replace("}}", "}};"), "1", ";2", ";;2;"),
+    ],
+)
+def test_a_message_that_begins_as_the_turn_ends_stays_whole(
+    template: str, turn: str, message: str, follows: str
+) -> None:
+    """Of a template whose turns end with an ordinary text, or with none."""
+    known = tokenizer(template)
+    said = reply(
+        known.encode(turn, add_special_tokens=False), [{"role": "user", "content": message}], known, ChatTemplate()
+    )
+    assert known.decode(said) == follows
+
+
 @pytest.mark.parametrize(
     ("context", "text", "why"), [([], "a", "the context has no token"), ([5], "half \ud83d", "cannot encode")]
 )

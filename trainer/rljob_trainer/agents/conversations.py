@@ -55,8 +55,16 @@ def reply(
         _, mark, behind = written([ASKED, SAID, *messages], tokenizer, template).partition(MARK)
         if not mark:  # the first is ours: a message may hold another
             raise PolicyError("the chat template does not write what the assistant said")
-        behind = behind.removeprefix(last)
+        if special(context[-1], tokenizer) or _ends_turn(last, messages, tokenizer, template):
+            behind = behind.removeprefix(last)
     return encoded(behind, tokenizer)
+
+
+def _ends_turn(last: str, messages: Sequence[Message], tokenizer: Tokenizer, template: ChatTemplate) -> bool:
+    """Whether the template itself begins with this text behind an assistant's turn, whatever the messages say: their own text stays whole."""
+    others = [{**message, "content": END} for message in messages]
+    behind = written([ASKED, SAID, *others], tokenizer, template).partition(MARK)[2]
+    return behind.partition(END)[0].startswith(last)
 
 
 def _behind_calls(
