@@ -23,6 +23,8 @@ RISES = {"arithmetic": 0.2, "reasoning-gym": 0.05}
 """The least rise of the mean reward, by example."""
 RUNS = {"arithmetic": "run", "reasoning-gym": "reasoning-gym/run"}
 """By example: the run below its data."""
+SECONDS = 4 * 3600
+"""For one command: minutes on a quiet machine, and at idle priority on a busy one hours."""
 
 
 def main() -> int:
@@ -72,7 +74,7 @@ def learn(of: str, seed: int, staleness: int, steps: int, out: Path | None) -> f
 
 
 def call(*arguments: str) -> None:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=1800)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=SECONDS)
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)}: exit {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
 
