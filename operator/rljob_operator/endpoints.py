@@ -192,7 +192,8 @@ class _Observed(Collector):
         )
 
     def _of_jobs(self) -> Iterator[Metric]:
-        jobs = [(job, status) for job in self._cache.jobs.values() if (status := job.readable_status)]
+        statuses = ((job, job.readable_status) for job in self._cache.jobs.values())
+        jobs = [(job, status) for job, status in statuses if status]
         yield _by_state(status for _, status in jobs)
         for name, (sentence, value) in PER_JOB.items():
             yield _gauge(name, sentence, ((job, value(job, status)) for job, status in jobs))

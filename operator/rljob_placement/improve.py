@@ -114,7 +114,8 @@ class Improvement:
         if chosen == start:
             return False
         for kind in (True, False):
-            if (heap := self._free.get((kind, id(self._narrowest[start])))) is not None:
+            heap = self._free.get((kind, id(self._narrowest[start])))
+            if heap is not None:
                 heappush(heap, start)
         self._moved(pod, start)
         return True

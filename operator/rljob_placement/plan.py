@@ -35,7 +35,8 @@ def domains(cluster: Cluster, gang: Gang, stay: Stay) -> list[Cluster]:
         if all(path):
             by_path.setdefault(path, []).append(node)
     there = {*_staying(stay)}
-    if chosen := [nodes for nodes in by_path.values() if any(node.name in there for node in nodes)]:
+    chosen = [nodes for nodes in by_path.values() if any(node.name in there for node in nodes)]
+    if chosen:
         return [Cluster(tuple(node for nodes in chosen for node in nodes))]
     return sorted((Cluster(tuple(nodes)) for nodes in by_path.values()), key=lambda part: trainers_in(part, gang))
 

@@ -28,7 +28,8 @@ def starts(problem: PlacementProblem, stages: int) -> Iterator[Places]:
                 if places := _fill(problem, slots, order):
                     any_start = True
                     yield places
-    if not any_start and (each := quotas(problem)):
+    each = None if any_start else quotas(problem)
+    if each:
         slots = tuple(n for n, (trainers, _) in enumerate(each) for _ in range(trainers + problem.space.kept[n]))
         places = _with_trainers(problem, slots, orders[0])
         rollouts = (n for n, (_, count) in enumerate(each) for _ in range(count))

@@ -81,7 +81,7 @@ class Capacity:
 
     def cluster(self, but: Key | None = None) -> Cluster:
         """All nodes with what is free on them; `but`: a job whose promise does not count."""
-        nodes = Cluster(tuple(node for name in self._nodes if (node := self.free(name))))
+        nodes = Cluster(tuple(node for node in map(self.free, self._nodes) if node))
         own = self._promised.get(but, {}) if but else {}
         return nodes.without({node: {name: -v for name, v in amounts.items()} for node, amounts in own.items()})
 
@@ -178,7 +178,8 @@ class Capacity:
         seen, taken = self._usage.get(pod), dict[str, Thousandths]()
         for node, wanted in assigned:
             there = (seen.value.requests if seen and seen.value.node == node else None) or {}
-            if missing := {name: v - there.get(name, 0) for name, v in wanted.items() if v > there.get(name, 0)}:
+            missing = {name: v - there.get(name, 0) for name, v in wanted.items() if v > there.get(name, 0)}
+            if missing:
                 taken[node] = add(taken.get(node, {}), missing)
         return taken
 

@@ -197,7 +197,8 @@ class UncreatedPods:
         if not now < missing.due <= now + INTERVAL:  # one that is later was set before the clock was set back
             missing.due = now + INTERVAL
             since = {_role(one): min(complete.get(_role(one), 0.0), now) for one in short}
-            missing.reasons = {_role(one): why for one in short if (why := await self._reason(one, since[_role(one)]))}
+            found = {_role(one): await self._reason(one, since[_role(one)]) for one in short}
+            missing.reasons = {role: why for role, why in found.items() if why}
         return {role: missing.reasons[role] for role in map(_role, short) if role in missing.reasons}
 
     def due(self, job: Key) -> float | None:

@@ -88,7 +88,8 @@ class Observer:
         limit = snapshot.lifecycle.node_loss_seconds
         snapshot = replace(snapshot, pods=self._cache.deleted.observe(key, located, limit, now))
         sets = [o for (kind, _), o in snapshot.children.items() if kind == "StatefulSet" and controls(job.meta, o)]
-        if uncreated := await self._uncreated.reasons(key, sets, located, now):
+        uncreated = await self._uncreated.reasons(key, sets, located, now)
+        if uncreated:
             snapshot = replace(snapshot, uncreated=uncreated)
         return snapshot
 
@@ -141,9 +142,8 @@ class Observer:
         """GPUs of pods that are on nodes, or were sent there. `pods`: of the job; `specs`: of the next attempt, and of the one that runs. A pod
         is made from either, and asks for the resource that it names."""
         known = [spec for spec in specs if spec]
-        used = [
-            (pod.role, usage.value.requests) for pod in pods if (usage := self._cache.usage.get((key[0], pod.name)))
-        ]
+        usages = ((pod.role, self._cache.usage.get((key[0], pod.name))) for pod in pods)
+        used = [(role, usage.value.requests) for role, usage in usages if usage]
         return sum(_gpus_of(role, requests, known) for role, requests in used if requests)
 
     def _config_maps(self, key: Key, job: RLJobMeta) -> dict[str, CachedConfigMap]:
@@ -168,9 +168,11 @@ class Observer:
         if pod.ready or not pod.node:
             return pod
         node = self._cache.nodes.get(("", pod.node))
-        if node is None and (live := await self._live("Node", None, pod.node)):
-            self._cache.put(live)
-            node = self._cache.nodes.get(("", pod.node))
+        if node is None:
+            live = await self._live("Node", None, pod.node)
+            if live:
+                self._cache.put(live)
+                node = self._cache.nodes.get(("", pod.node))
         if node is None:
             return replace(pod, lost_since=ABSENT)
         return node.value.holding(pod)
@@ -215,7 +217,8 @@ class Observer:
 def _gpus_of(role: str, requests: Thousandths, specs: Sequence[RLJobSpec]) -> int:
     """GPUs of one pod. `specs`: one of which it was made from."""
     resources = {spec.trainer.resource_name for spec in specs}
-    if requested := sum(requests.get(name, 0) // 1000 for name in resources):
+    requested = sum(requests.get(name, 0) // 1000 for name in resources)
+    if requested:
         return requested
     claimed = (s for s in specs if s.trainer.device == "gpu" and not s.trainer.resource_name and role in s.pods)
     return next((spec.processes_of(role) for spec in claimed), 0)

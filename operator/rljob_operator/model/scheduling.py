@@ -90,8 +90,11 @@ class SchedulingResult:
         """Whether the nodes of the pods that had none before are there, still take these pods, and have room. `node`: what is free on a node, less
         what this result takes."""
         newcomers = self.plan.newcomers(self.request.gang, self.request.stay)
-        welcome = all((there := node(name)) and not demand.refuses(there) for name, demand in newcomers)
-        return welcome and all(_has_room(node(name), requests) for name, requests in self.taken().items())
+        for name, demand in newcomers:
+            there = node(name)
+            if there is None or demand.refuses(there):
+                return False
+        return all(_has_room(node(name), requests) for name, requests in self.taken().items())
 
 
 def _has_room(node: Node | None, requests: Thousandths) -> bool:

@@ -220,8 +220,8 @@ class Snapshot:
     def service(self) -> ServiceReport | None:
         """What the gateway says that serves clients; None: none does."""
         there = (pod for pod in self.of(names.ROLE_GATEWAY) if pod.lost_since is None and not pod.deleting)
-        reports = (report for pod in there if (report := self.report(pod)) and report.state == "running")
-        return next((report.service for report in reports), None)
+        reports = (self.report(pod) for pod in there)
+        return next((report.service for report in reports if report and report.state == "running"), None)
 
     @cached_property
     def lacks_children(self) -> bool:

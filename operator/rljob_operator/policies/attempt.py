@@ -53,21 +53,29 @@ def advance_attempt(s: Snapshot, status: JobStatus) -> Change:
         return Change(status)
     members = member_statuses(s, attempt)
     finished = has_finished(members)
-    cause = (
-        None if finished else root_cause(attempt, members) or stall(s, status, attempt) or misconfiguration(s, attempt)
-    )
+    cause = None
+    if not finished:
+        cause = root_cause(attempt, members) or stall(s, status, attempt) or misconfiguration(s, attempt)
     if cause and cause != recorded_cause(attempt):
         attempt = _failed(attempt, cause, s.now)
-    elif attempt.command == "run" and s.is_void(attempt):
-        attempt = give_command(attempt, "stop", reasons.SPEC_CHANGED, s.now)
-    elif attempt.command == "run" and (reason := _reason_to_drain(s, status, members)):
-        attempt = give_command(attempt, "drain", reason, s.now)
-    elif attempt.command != "stop" and (_is_drain_overdue(s, attempt) or _only_helpers_are_left(members)):
-        attempt = give_command(attempt, "stop", attempt.reason, s.now)
+    else:
+        attempt = _commanded(s, status, attempt, members)
     if all(m.ended for m in members):
         attempt = attempt.model_copy(update={"ended_at": stamp(s.now)})
         return Change(set_(status, attempt=attempt), _drained(attempt, finished))
     return Change(set_(status, attempt=attempt), due=tuple(t for t in _deadlines(s, attempt) if t > s.now))
+
+
+def _commanded(s: Snapshot, status: JobStatus, attempt: Attempt, members: list[MemberStatus]) -> Attempt:
+    """With the next command, if one is due."""
+    if attempt.command == "run" and s.is_void(attempt):
+        return give_command(attempt, "stop", reasons.SPEC_CHANGED, s.now)
+    reason = _reason_to_drain(s, status, members) if attempt.command == "run" else ""
+    if reason:
+        return give_command(attempt, "drain", reason, s.now)
+    if attempt.command != "stop" and (_is_drain_overdue(s, attempt) or _only_helpers_are_left(members)):
+        return give_command(attempt, "stop", attempt.reason, s.now)
+    return attempt
 
 
 def _is_drain_overdue(s: Snapshot, attempt: Attempt) -> bool:
@@ -178,7 +186,8 @@ def _uncounted(s: Snapshot, restarts: Restarts, delayed: bool = False) -> Restar
     """Unless `delayed`, the first one starts at once: most often something has happened that will not happen again soon, such as the drain of a node.
     Those that follow in a row wait, since each costs the load of the model and all steps since the last checkpoint."""
     news: dict[str, object] = {"total": restarts.total + 1, "uncounted": restarts.uncounted + 1}
-    if number := restarts.uncounted + delayed:
+    number = restarts.uncounted + delayed
+    if number:
         news["not_before"] = stamp(s.now + backoff(s.lifecycle.backoff_seconds, number))
     return restarts.model_copy(update=news)
 

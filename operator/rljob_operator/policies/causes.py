@@ -160,7 +160,7 @@ def root_cause(attempt: Attempt, members: list[MemberStatus]) -> Cause | None:
     known = recorded_cause(attempt)
     if known is None and attempt.command == "stop":
         return None
-    causes = [c for m in members if (c := _cause(attempt, m))]
+    causes = [c for c in (_cause(attempt, m) for m in members) if c]
     processes = [c for c in causes if c.reason in PROCESS_REASONS]
     if known and known.reason in PROCESS_REASONS:
         return _earliest([known, *(c for c in processes if c.pod != known.pod)])

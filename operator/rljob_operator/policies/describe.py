@@ -122,7 +122,8 @@ def _nodes_sound(s: Snapshot, status: JobStatus) -> ConditionValue:
     """False while the job leaves a node, or uses one that it should leave."""
     used = {pod.node for pod in s.pods if not pod.deleting}
     bad = [entry for entry in status.nodes if entry.node in used and entry.state != "suspect"]
-    if lacking := [needed(entry) for entry in bad if entry.state == "needed"]:
+    lacking = [needed(entry) for entry in bad if entry.state == "needed"]
+    if lacking:
         return False, reasons.NODE_NEEDED, "; ".join(lacking[:MOST_NODES])
     if bad:
         when = " when the attempt ends" if leaves_later(s, status) else ""
@@ -282,7 +283,8 @@ def _role(s: Snapshot, role: str, desired: int, spares: list[Pod]) -> RoleStatus
 def _servers(s: Snapshot, status: JobStatus, role: str, desired: int) -> RoleStatus:
     """Servers of several pods, by their heads."""
     servers = [one for one in status.servers if one.role == role]
-    waiting = [f"{server_name(one)}: {why}" for one in servers if (why := _unready(s, one))]
+    reasons_of = ((one, _unready(s, one)) for one in servers)
+    waiting = [f"{server_name(one)}: {why}" for one, why in reasons_of if why]
     counted = _counted(len(servers) - len(waiting), desired, names.heads(s.job.name, role))
     return counted.model_copy(update={"unready": waiting[:MOST_UNREADY]})
 

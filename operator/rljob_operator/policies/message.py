@@ -191,7 +191,8 @@ def _command_reason(s: Snapshot, attempt: Attempt) -> str:
     """Why the attempt is drained or stopped: `PodDeleting: demo-trainer-1`."""
     if attempt.reason != reasons.POD_DELETING:
         return attempt.reason
-    deleting = [m.pod for m in attempt.members if (pod := s.pod(m)) and pod.deleting]
+    pods = ((m.pod, s.pod(m)) for m in attempt.members)
+    deleting = [name for name, pod in pods if pod and pod.deleting]
     others = f" and {len(deleting) - 1} more" if len(deleting) > 1 else ""
     return f"{attempt.reason}: {deleting[0]}{others}" if deleting else attempt.reason
 
@@ -282,7 +283,8 @@ def _pod_problems(s: Snapshot, status: JobStatus, pods: tuple[Pod, ...]) -> list
     """What keeps pods from being ready, by pod: image, quota, memory, nodes, or a failure that the pod reports."""
     refused = refusal_message(s, status)
     waiting = [pod for pod in pods if not (pod.ready or pod.deleting or (refused and is_refused(pod)))]
-    problems = [one_line(f"{pod.name}: {why}") for pod in waiting if (why := pod_problem(s, pod))]
+    found = ((pod.name, pod_problem(s, pod)) for pod in waiting)
+    problems = [one_line(f"{name}: {why}") for name, why in found if why]
     return [one_line(refused), *problems] if refused else problems
 
 

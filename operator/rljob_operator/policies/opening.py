@@ -88,7 +88,8 @@ def _of_gang(s: Snapshot, status: JobStatus, role: str, ordinals: list[int], siz
     for ordinal in members:
         name = names.pod(s.job.name, role, ordinal)
         pod = pods.pop(ordinal, None)
-        if problem := _problem(s, status, pod, newest) if pod else s.absence(role):
+        problem = _problem(s, status, pod, newest) if pod else s.absence(role)
+        if problem:
             yield f"{name} {problem}"
     yield from (f"{pod.name} is one too many" for pod in pods.values())
 
@@ -128,7 +129,8 @@ def _problem(s: Snapshot, status: JobStatus, pod: Pod, newest: str) -> str:
         return "has a token of a ServiceAccount that was deleted"
     if pod.template_hash != newest:
         return "has an outdated template"
-    if others := [gate for gate in pod.gates if gate != names.GATE]:
+    others = [gate for gate in pod.gates if gate != names.GATE]
+    if others:
         return f"is held back by {' and '.join(others)}"
     if not pod.ip or not pod.running:
         return "does not run yet"

@@ -102,7 +102,8 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     if before.excluded:
         avoided = excluded_nodes(status, s.now)
         before = before.model_copy(update={"excluded": [e for e in before.excluded if e.node in avoided]})
-    if refused := [p for p in _late(s) if not ON_NO_NODE.match(p.unschedulable)]:
+    refused = [p for p in _late(s) if not ON_NO_NODE.match(p.unschedulable)]
+    if refused:
         return _back_out(s, status, before, refused)
     wanted = wanted_names(s.job.name, asked)
     placement, events = _assigned(s, before, wanted)
@@ -111,7 +112,7 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     placement = placement.model_copy(update={"assignments": kept, "unschedulable": _unschedulable(s)})
     if placement.unschedulable and not before.unschedulable:
         events += (Event("Warning", reasons.UNSCHEDULABLE, placement.unschedulable),)
-    due = [at for p in s.pods if (at := _bound_by(p)) is not None and at > s.now]
+    due = [at for at in map(_bound_by, s.pods) if at is not None and at > s.now]
     due += [s.now + RETRY] if len(placement.assignments) < sum(placed_pods(asked.spec).values()) else []
     needed = required_names(asked.spec, wanted)
     ungate = tuple(assigned_pods(s, status, placement, needed))
@@ -125,7 +126,8 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
 
 def _late(s: Snapshot) -> list[Pod]:
     """Ungated pods that should be on their nodes by now, in the order of their names."""
-    late = [p for p in s.pods if (at := _bound_by(p)) is not None and at <= s.now]
+    bounds = ((p, _bound_by(p)) for p in s.pods)
+    late = [p for p, at in bounds if at is not None and at <= s.now]
     return sorted(late, key=lambda p: p.name)
 
 
@@ -138,7 +140,8 @@ def _bound_by(pod: Pod) -> float | None:
 
 def _unschedulable(s: Snapshot) -> str:
     """Why ungated pods fit no node at all, such as a claim that does not exist. To assign other nodes would not help, so they keep theirs."""
-    refused = [(p.name, m[1]) for p in _late(s) if (m := ON_NO_NODE.match(p.unschedulable))]
+    matches = ((p.name, ON_NO_NODE.match(p.unschedulable)) for p in _late(s))
+    refused = [(name, match[1]) for name, match in matches if match]
     if not refused:
         return ""
     pod, why = refused[0]
@@ -229,11 +232,10 @@ def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: 
     nodes = {x.pod: x.node for x in before.assignments}
     until = stamp(s.now + EXCLUDED_SECONDS)
     excluded = {e.node: e for e in before.excluded}
-    excluded |= {
-        node: Exclusion(node=node, until=until, cause=refusal_reason(p.unschedulable))
-        for p in refused
-        if (node := nodes.get(p.name))
-    }
+    for pod in refused:
+        node = nodes.get(pod.name)
+        if node:
+            excluded[node] = Exclusion(node=node, until=until, cause=refusal_reason(pod.unschedulable))
     gone = {p.name for p in refused}
     placement = before.model_copy(
         update={

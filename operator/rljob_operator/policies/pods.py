@@ -204,9 +204,12 @@ def replace_sandboxes(s: Snapshot, status: JobStatus) -> Change:
             delete.append(pod)
         elif ended:
             later.append(_due(s, pod))
-        elif spec and (freed_at := _freed_at(pod, spec)) is not None:
-            delete += [pod] if freed_at <= s.now else []
-            later += [freed_at] if freed_at > s.now else []
+        else:
+            freed_at = _freed_at(pod, spec) if spec else None
+            if freed_at is not None and freed_at <= s.now:
+                delete.append(pod)
+            elif freed_at is not None:
+                later.append(freed_at)
     return Change(status, due=tuple(sorted(later)[:1]), delete=tuple(delete))
 
 

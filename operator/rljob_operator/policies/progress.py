@@ -170,9 +170,8 @@ def record_server_failures(s: Snapshot, status: JobStatus) -> Change:
     """Records failures of rollouts and of pools' servers, which their pods start again: one event for each. Whether a failure is new is remembered
     for each pod, since pods have clocks of their own."""
     known = status.server_failures
-    failures = {
-        pod.name: (report.boot_id, report.failure) for pod in s.servers if (report := s.report(pod)) and report.failure
-    }
+    reports = ((pod.name, s.report(pod)) for pod in s.servers)
+    failures = {name: (report.boot_id, report.failure) for name, report in reports if report and report.failure}
     digests = {pod: _digest(boot, failure) for pod, (boot, failure) in failures.items()}
     new = [RolloutFailure(pod=pod, failure=failures[pod][1]) for pod in failures if known.get(pod) != digests[pod]]
     status = set_(status, server_failures={p.name: known[p.name] for p in s.servers if p.name in known} | digests)

@@ -45,7 +45,8 @@ def run_servers(s: Snapshot, status: JobStatus) -> Change:
     changes = [Change(set_(status, servers=servers) if servers != status.servers else status)]
     for step in steps:
         changes.append(Change(_without(changes[-1].status, step.delete), step.events, step.due, step.delete))
-    if released := [step for step in steps if step.delete]:
+    released = [step for step in steps if step.delete]
+    if released:
         changes.append(Change(changes[-1].status, (_given_up(released),)))
     return Change.all(changes)
 
@@ -91,7 +92,8 @@ def _without(status: JobStatus, released: tuple[Pod, ...]) -> JobStatus:
 
 def _next(s: Snapshot, status: JobStatus, server: ServerStatus) -> Step:
     events = tuple[Event, ...]()
-    if server.parts and (end := _end(s, server)):
+    end = _end(s, server) if server.parts else None
+    if end:
         server, event = _ended(s, server, end)
         events = (event,)
     if server.parts:
@@ -118,8 +120,8 @@ class End:
 def _end(s: Snapshot, server: ServerStatus) -> End | None:
     """None: it can go on. A part that has lost the others names no cause, if another one does."""
     pairs = zip(server.parts, server.ordinals, strict=True)
-    ends = [end for part, ordinal in pairs if (end := _end_of_part(s, server, part, ordinal))]
-    return min(ends, key=lambda end: end.reason == reasons.COLLECTIVE_FAILED, default=None)
+    ends = (_end_of_part(s, server, part, ordinal) for part, ordinal in pairs)
+    return min(filter(None, ends), key=lambda end: end.reason == reasons.COLLECTIVE_FAILED, default=None)
 
 
 def _end_of_part(s: Snapshot, server: ServerStatus, part: ServerPart, ordinal: int) -> End | None:

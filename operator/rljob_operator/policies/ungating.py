@@ -26,7 +26,8 @@ def retry_at(s: Snapshot, pod: str) -> float:
 
 def retries(s: Snapshot) -> list[float]:
     """When gated pods may be released that must not be yet."""
-    return [at for p in s.pods if names.GATE in p.gates and (at := retry_at(s, p.name))]
+    gated = (retry_at(s, p.name) for p in s.pods if names.GATE in p.gates)
+    return [at for at in gated if at]
 
 
 def released_to_others(s: Snapshot, status: JobStatus) -> Iterator[Ungate]:

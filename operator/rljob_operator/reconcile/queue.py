@@ -95,7 +95,8 @@ class WorkQueue:
 
     def _wait(self, key: Key) -> None:
         """Sets the key's timer."""
-        if earlier := self._timers.pop(key, None):
+        earlier = self._timers.pop(key, None)
+        if earlier:
             earlier.cancel()
         self._timers[key] = asyncio.get_running_loop().call_at(self._due[key], self._line_up, key)
 

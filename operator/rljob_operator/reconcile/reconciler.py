@@ -78,7 +78,8 @@ class Reconciler:
             if result or refuge is not None or preemptor:  # what the snapshot has computed is lost with a copy
                 s = replace(s, scheduling=result, refuge=refuge, preemptor=preemptor)
             decision = decide(s)
-            if has_intent := not is_observational(s.status, decision.status):
+            has_intent = not is_observational(s.status, decision.status)
+            if has_intent:
                 await self._write_status(key, job.object, s, decision)
         try:
             conflicts = await self._act(s, decision)

@@ -84,7 +84,8 @@ def _gateway(s: Snapshot, status: JobStatus) -> str:
 def _answering(s: Snapshot, status: JobStatus, spec: RLJobSpec, role: str) -> list[RolloutEndpoint]:
     """Endpoints of the servers that are ready. Only the trainer knows which rollouts have the current policy."""
     if server_nodes(spec, role) > 1:
-        pods = [head for one in status.servers if one.role == role and (head := answering_head(s, one))]
+        heads = (answering_head(s, one) for one in status.servers if one.role == role)
+        pods = [head for head in heads if head]
     else:
         pods = [p for p in s.of(role) if _answers(p)]
     return [RolloutEndpoint(pod=p.name, pod_uid=p.uid, url=http_url(p.ip, names.ROLLOUT_PORT)) for p in pods]

@@ -213,7 +213,8 @@ class Relist:
         """Updates which namespaces are served, and reconciles the jobs of those that are from now on."""
         before, everywhere = self._served, _scopes(EVERYWHERE, [None])
         self._served = {n for n in self._namespaces if self._listed >= {*everywhere, *_scopes(self.kinds, [n])}}
-        if new := self._served - before:
+        new = self._served - before
+        if new:
             jobs = self._cache.jobs.groups_of(lambda job: None in new or job.meta.namespace in new)
             self._changed("RLJob", jobs)
 

@@ -259,7 +259,7 @@ class GangScheduler:
             else:
                 self._grown.discard(name)
         self._seen = self._capacity.version
-        return [node for name in self._grown if (node := self._capacity.free(name))]
+        return [node for node in map(self._capacity.free, self._grown) if node]
 
     async def _schedule(self, request: SchedulingRequest, now: float) -> SchedulingResult:
         known = {request.job, *self._assumed, *self._reserved, *self._unschedulable}
