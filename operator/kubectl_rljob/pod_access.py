@@ -225,7 +225,10 @@ def _container(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[st
 def _until_running(session: Session, cluster: ClusterClient, namespace: str, name: str) -> None:
     """On standard error what it waits for, whenever that changes."""
     said, deadline = "", time.monotonic() + PATIENCE
-    while (pod := cluster.pod(namespace, name))["status"].get("phase") != "Running":
+    while True:
+        pod = cluster.pod(namespace, name)
+        if pod["status"].get("phase") == "Running":
+            return
         trouble = _trouble(pod["status"])
         if pod["status"].get("phase") in ("Failed", "Succeeded") or time.monotonic() > deadline:
             raise UserError(f"pod {name} in namespace {namespace} did not start: {trouble or 'the cause is unknown'}")

@@ -7,6 +7,7 @@ from typing import Any
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.planning import Plan
 from rljob_api import names
+from rljob_api.callbacks import never
 from rljob_api.pod_patch import NO_PATCH, PodPatch
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
@@ -40,7 +41,7 @@ class Site:
         """The cluster with its devices, if the job wants any, and what its claims take. Raises UserError."""
         bare = Cluster.of(*self.read())
         offered = {name for node in bare.nodes for name, amount in node.size.items() if amount}.__contains__
-        if not uses_devices(spec, self.patch, lambda _: False):
+        if not uses_devices(spec, self.patch, never):
             return bare, Claimed()
         try:
             devices, namespace = self.devices()

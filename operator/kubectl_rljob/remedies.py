@@ -29,9 +29,10 @@ def remedy(spec: RLJobSpec, shape: Shape, device: float) -> Remedy | None:
     def fits(changed: RLJobSpec) -> bool:
         return all(p.total <= device for p in phases(changed, shape, device))
 
-    return _tokens(spec, fits) or _share(
-        spec, fits, lambda changed: cache_memory(changed, shape, device).holds_a_sample(changed)
-    )
+    def serves(changed: RLJobSpec) -> bool:
+        return cache_memory(changed, shape, device).holds_a_sample(changed)
+
+    return _tokens(spec, fits) or _share(spec, fits, serves)
 
 
 def most_tokens(spec: RLJobSpec, fits: Callable[[RLJobSpec], bool]) -> int | None:

@@ -180,8 +180,8 @@ def _fitted(
 
 def _against(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machine) -> str:
     """Why a layout is no suggestion; empty: nothing is against it. By the estimate, with room for a sample at its longest."""
-    checks = (*of_the_trainer(*RANKS_CHECKS), lambda given: model_violations(given, config))
-    if any(chain.from_iterable(check(spec) for check in checks)):
+    of_layouts = chain.from_iterable(check(spec) for check in of_the_trainer(*RANKS_CHECKS))
+    if any(of_layouts) or any(model_violations(spec, config)):
         return "break a rule of layouts"
     phase = _fills(spec, shape, machine)
     if phase:

@@ -28,7 +28,11 @@ WIDEST = 150
 
 def visible(text: str) -> str:
     r"""Control characters as they are written in Python: ESC becomes the four characters `\x1b`."""
-    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(_escaped, text)
+
+
+def _escaped(control: re.Match[str]) -> str:
+    return control[0].encode("unicode_escape").decode()
 
 
 class Colours(RegexHighlighter):
@@ -97,7 +101,11 @@ class Terminal:
             yield None
             return
         with Live(console=self.console, auto_refresh=False) as live:
-            yield lambda text: live.update(Colours()(visible(text)), refresh=True)
+
+            def redraw(text: str) -> None:
+                live.update(Colours()(visible(text)), refresh=True)
+
+            yield redraw
 
     def tell(self, text: str) -> None:
         """A line on standard error."""

@@ -4,7 +4,6 @@
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any, TypeVar
 
 import yaml
@@ -75,7 +74,9 @@ class Override:
 
 def applied(spec: dict[str, Any], overrides: Iterable[Override]) -> dict[str, Any]:
     """A copy of the spec with all overrides applied in their order. Raises OverrideError."""
-    return reduce(lambda given, override: override.applied(given), overrides, spec)
+    for override in overrides:
+        spec = override.applied(spec)
+    return spec
 
 
 def _location(path: str) -> tuple[str | int, ...]:

@@ -118,7 +118,10 @@ def _ratios(name: str, known: Collection[str], cutoff: float) -> Iterator[tuple[
     matcher, bounds, best = difflib.SequenceMatcher(b=name), list[tuple[float, str]](), cutoff
     for candidate in known:
         matcher.set_seq1(candidate)
-        if matcher.real_quick_ratio() >= cutoff and (bound := matcher.quick_ratio()) >= cutoff:
+        if matcher.real_quick_ratio() < cutoff:
+            continue
+        bound = matcher.quick_ratio()
+        if bound >= cutoff:
             bounds.append((bound, candidate))
     for bound, candidate in sorted(bounds, reverse=True):
         if bound < best:

@@ -52,9 +52,11 @@ def as_written(value: object) -> str:
     """A value as YAML, on one line, shortened to LONGEST characters."""
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
-    text, parts = "", json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value)
-    while len(text) <= LONGEST and (part := next(parts, "")):
+    text = ""
+    for part in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value):
         text += part
+        if len(text) > LONGEST:
+            break
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
@@ -117,6 +119,14 @@ def _choice(value: Any, ctx: Mapping[str, Any]) -> Sentence:
     return rule, f"did you mean {lower[near]}?" if near else "choose one of them"
 
 
+def _untagged(_: Any, ctx: Mapping[str, Any]) -> Sentence:
+    return f"lacks the field {ctx['discriminator'].strip(QUOTE)}", ""
+
+
+def _refused(_: Any, ctx: Mapping[str, Any]) -> Sentence:
+    return str(ctx["error"]), ""
+
+
 def _bound(name: str, rule: str, fix: str) -> Say:
     def say(_: Any, ctx: Mapping[str, Any]) -> Sentence:
         bound = f"{ctx[name]:g}" if isinstance(ctx[name], float) else str(ctx[name])
@@ -126,11 +136,17 @@ def _bound(name: str, rule: str, fix: str) -> Say:
 
 
 def _size(name: str, what: str, rule: str, fix: str) -> Say:
-    return lambda value, ctx: (f"has {len(value)} {what}; {rule.format(ctx[name])}", fix)
+    def say(value: Any, ctx: Mapping[str, Any]) -> Sentence:
+        return f"has {len(value)} {what}; {rule.format(ctx[name])}", fix
+
+    return say
 
 
 def _fixed(rule: str, fix: str = "") -> Say:
-    return lambda value, ctx: (rule, fix)
+    def say(_value: Any, _ctx: Mapping[str, Any]) -> Sentence:
+        return rule, fix
+
+    return say
 
 
 PATTERNS = {
@@ -215,7 +231,7 @@ SENTENCES: dict[str, Say] = {
         ("dict_type", "model_type", "model_attributes_type"), _fixed("must be an object with fields of its own")
     ),
     **dict.fromkeys(("literal_error", "union_tag_invalid"), _choice),
-    "union_tag_not_found": lambda value, ctx: (f"lacks the field {ctx['discriminator'].strip(QUOTE)}", ""),
+    "union_tag_not_found": _untagged,
     "greater_than": _bound("gt", "must be above {}", "set more than {}"),
     "greater_than_equal": _bound("ge", "must be at least {}", "set {} or more"),
     "less_than": _bound("lt", "must be below {}", "set less than {}"),
@@ -225,7 +241,7 @@ SENTENCES: dict[str, Say] = {
     "too_short": _size("min_length", "entries", "at least {} are needed", "add them"),
     "too_long": _size("max_length", "entries", "at most {} are allowed", "remove the others"),
     "string_pattern_mismatch": _pattern,
-    "value_error": lambda _, ctx: (str(ctx["error"]), ""),
+    "value_error": _refused,
     "invalid_key": _fixed("is a key and must be a text", "put it in quotes"),
     **dict.fromkeys(("json_invalid", "json_type"), _fixed("is not JSON")),
 }

@@ -56,7 +56,9 @@ def documents(text: str) -> Iterator[Document]:
     """All documents of a YAML stream, or of a JSON text. Raises yaml.YAMLError."""
     loader = Loader(text)
     try:
-        while loader.check_node() and (node := loader.get_node()):
+        while loader.check_node():
+            node = loader.get_node()
+            assert node, "check_node has found it"
             duplicates = list(_duplicates(node, (), {}))
             yield Document(loader.construct_document(node), duplicates)
     except RecursionError:

@@ -69,7 +69,8 @@ def _quiet(number: int, title: str) -> str:
 
 def _further(job: Imported, keys: Iterable[str]) -> list[Problem]:
     """What is wrong in addition to other problems: values that fields have from one key each. All else may follow from those problems."""
-    unfit = {problem.keys[0]: problem for v in wrong_values(job.spec) if len((problem := _unfit(job, v)).keys) == 1}
+    problems = [_unfit(job, violation) for violation in wrong_values(job.spec)]
+    unfit = {problem.keys[0]: problem for problem in problems if len(problem.keys) == 1}
     reported = {key for problem in job.problems for key in problem.keys}
     return [unfit[key] for key in keys if key in unfit and key not in reported]
 

@@ -32,6 +32,10 @@ SettingsRule = Callable[["Settings"], Iterator[Said]]
 """What several keys say together."""
 
 
+def _none_unread(_: "Settings") -> dict[str, str]:
+    return {}
+
+
 @dataclass(frozen=True)
 class System:
     """What `kubectl rljob import NAME` knows of one kind of configuration."""
@@ -41,7 +45,7 @@ class System:
     rules: tuple[SettingsRule, ...]
     read_from: str
     """The version of the other system whose keys and defaults the rows have."""
-    unread: Callable[["Settings"], dict[str, str]] = lambda settings: {}
+    unread: Callable[["Settings"], dict[str, str]] = _none_unread
     """Sections of the spec that this configuration's job does not have, and why."""
 
 
@@ -119,7 +123,8 @@ class Settings:
         if self._leads(name):
             return Problem(name, f"{show(value)} {REFUSED}", (name,))
         parts = name.split(".")
-        around = next((key for n in range(1, len(parts)) if (key := ".".join(parts[:n])) in self._names), "")
+        sections = (".".join(parts[:n]) for n in range(1, len(parts)))
+        around = next((section for section in sections if section in self._names), "")
         return Problem(around, f"a mapping {REFUSED}", (around,)) if around and not self._leads(around) else None
 
     def _unknown(self, name: str) -> str:

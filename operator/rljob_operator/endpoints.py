@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rljob_api.accounting import goodput
+from rljob_api.callbacks import always
 from rljob_api.status import JobStatus, RoleStatus
 from rljob_api.status_parts import ServerStatus
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
@@ -128,8 +129,8 @@ class Metrics:
         lag: Callable[[], float],
         events: Mapping[str, int],
         clock: Callable[[], float] = time.time,
-        leads: Callable[[], bool] = lambda: True,
-        listed: Callable[[], bool] = lambda: True,
+        leads: Callable[[], bool] = always,
+        listed: Callable[[], bool] = always,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Observed(cache, calls, lag, events, clock, leads, listed))

@@ -76,7 +76,7 @@ class Operator:
         """Runs until a signal or an error."""
         server = await endpoints.serve(self._options.health_port, self._problem, self._metrics.text)
         acting = asyncio.create_task(self._elector.lead(self._act))
-        acting.add_done_callback(lambda _: self._kopf.stop())
+        acting.add_done_callback(self._stop)
         try:
             await self._kopf.run(partial(_ended, acting))
             if not acting.cancelled():
@@ -85,6 +85,9 @@ class Operator:
             await _ended(acting)
             await server.cleanup()
             await self.close()
+
+    def _stop(self, _: asyncio.Task[None]) -> None:
+        self._kopf.stop()
 
     async def close(self) -> None:
         for connections in (self._api, self._watches, self._lease_api):

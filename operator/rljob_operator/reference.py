@@ -20,8 +20,12 @@ leader has those of jobs. The values of `rljob_job_metric` are the [metrics of a
 
 def render() -> str:
     """The page as markdown."""
-    families = Metrics(ClusterCache(time.time), {}, lambda: 0.0, {}).families()
+    families = Metrics(ClusterCache(time.time), {}, _no_lag, {}).families()
     return HEAD + "".join(sorted(map(_row, families)))
+
+
+def _no_lag() -> float:
+    return 0.0
 
 
 def _row(family: Metric) -> str:

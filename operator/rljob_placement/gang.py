@@ -3,7 +3,7 @@ And the nodes of pods: of those that stay where they are, and of all pods in a p
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from rljob_api import names
@@ -123,7 +123,7 @@ class Gang:
     @staticmethod
     def of(spec: RLJobSpec, shape: Shape = NOMINAL, devices: Mapping[str, Thousandths] = NO_DEVICES) -> "Gang":
         """`devices`: what claims of each pod take besides, by role."""
-        demand = cache(lambda role: Demand.of(spec, role, devices))
+        demand = cache(partial(Demand.of, spec, devices=devices))
         return Gang(
             trainers=spec.trainer.nodes,
             rollouts=rollout_pods(spec),

@@ -2,6 +2,7 @@
 And samples of a step, with who wrote what."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,10 +11,14 @@ import yaml
 from kubectl_rljob.terminal import CONTROL
 
 
+def _escaped(control: re.Match[str]) -> str:
+    return json.dumps(control[0])[1:-1]
+
+
 def render(value: Any, output: str) -> str:
     text = json.dumps(value, indent=4, ensure_ascii=False)
     if output == "json":
-        return CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text)
+        return CONTROL.sub(_escaped, text)
     readable = CONTROL.search(text) is None
     dumped = yaml.safe_dump(value, sort_keys=False, allow_unicode=readable, width=160)
     return dumped.removesuffix("\n")  # a text at the end may end with white space of Unicode, without quotes

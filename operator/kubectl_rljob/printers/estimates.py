@@ -62,7 +62,8 @@ HELD = {
 
 def of_host(role: str, memory: HostMemory | RolloutHost, limit: float) -> list[str]:
     """At most one line, with the limit of a pod's container where it has one (0: none)."""
-    parts = [f"{gib.text(held)} for {what}" for part, what in HELD.items() if (held := getattr(memory, part, 0.0))]
+    amounts = ((getattr(memory, part, 0.0), what) for part, what in HELD.items())
+    parts = [f"{gib.text(held)} for {what}" for held, what in amounts if held]
     if not parts:
         return []
     line = f"Host memory of a {role} pod: {gib.whole(memory)} GiB ({', '.join(parts)}), and what its processes need in any case"

@@ -14,17 +14,18 @@ from kubectl_rljob.pod_access import reading_pod
 from rljob_api import names
 
 
+def _roles(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    known = dict.fromkeys((*names.ROLES, *names.MODEL_ROLES, names.ROLE_WORKER, names.ROLE_GATEWAY))
+    return [CompletionItem(role) for role in known if role.startswith(begun)]
+
+
 @verb()
 @job_name
 @click.option(
     "--role",
     default=names.ROLE_TRAINER,
     metavar="ROLE",
-    shell_complete=lambda _ctx, _parameter, begun: [
-        CompletionItem(role)
-        for role in dict.fromkeys((*names.ROLES, *names.MODEL_ROLES, names.ROLE_WORKER, names.ROLE_GATEWAY))
-        if role.startswith(begun)
-    ],
+    shell_complete=_roles,
     help="kind of pod: trainer (the default), rollout, worker, scorer and the place in spec.rewards, gateway, the name of one of spec.pools or, of "
     "models with pods of their own, critic, reference, or reward and the model's place in spec.rewards",
 )

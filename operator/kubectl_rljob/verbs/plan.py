@@ -115,7 +115,7 @@ def plan(
     plans = [planned(m) for m in manifests]
     _require_roles(others, plans)
     _require_adapters(adapters, plans)
-    read = cache(lambda: _read(session))
+    read = cache(partial(_read, session))
     if not gpu and not offline:
         plans = [_on_cluster(p, read) for p in plans]
     if suggest and not any(p.spec is None or elsewhere(p.violations) for p in plans):

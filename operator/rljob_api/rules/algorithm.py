@@ -36,7 +36,7 @@ OBJECT_RULES = (
         "{0} does not read values",
         "remove it, or set spec.algorithm.advantage: gae",
         (ADVANTAGE,),
-        lambda _: "set",
+        "set",
     ),
     *(
         rule
@@ -54,7 +54,7 @@ OBJECT_RULES = (
                 "{0} does not call it",
                 f"remove it, or set spec.algorithm.{name}: python",
                 (field(f"algorithm.{name}"),),
-                lambda _: "set",
+                "set",
             ),
         )
     ),

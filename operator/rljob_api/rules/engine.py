@@ -150,7 +150,7 @@ class Expression:
 @cache
 def field(path: str) -> Expression:
     """The value at a path of camelCase names below the spec, or below a list's item."""
-    names = [re.sub(r"[A-Z]", lambda capital: "_" + capital[0].lower(), part) for part in path.split(".")]
+    names = [re.sub(r"[A-Z]", r"_\g<0>", part).lower() for part in path.split(".")]
 
     def value(spec: Any) -> Any:
         for name in names:
@@ -228,6 +228,10 @@ def repeated(field: str, values: Sequence[str], fix: str) -> Iterator[Violation]
             yield Violation(field.format(i), value, "stands twice", fix)
 
 
+def _label(fact: Expression) -> str:
+    return fact.label
+
+
 PLACEHOLDER = re.compile(r"\{(\d|[a-z][\w.]*)\}")
 
 
@@ -243,8 +247,8 @@ class Rule:
     fix: str
     """What to change, with paths as in `problem`."""
     facts: tuple[Expression, ...] = ()
-    value: Callable[[Any], object] | None = None
-    """What messages show as the field's value; unset: the value itself."""
+    value: Callable[[Any], object] | str | None = None
+    """What messages show as the field's value, a word or computed from the spec or item; unset: the value itself."""
     items: str = ""
     """A list of the spec each of whose items has to keep the rule; empty: the rule is about the spec."""
 
@@ -258,9 +262,13 @@ class Rule:
     def violations(self, scope: Any, at: Callable[[str], str]) -> Iterator[Violation]:
         """At most one, of what the rule is about. `at`: where users write a field, by its path below that."""
         if not self.holds.of(scope):
-            value = (self.value or field(self.path).of)(scope)
-            problem = self._filled(self.problem, at, lambda fact: f"{fact.label} = {_text(fact.of(scope))}")
+            value, problem = self._value(scope), self._filled(self.problem, at, _with_value(scope))
             yield Violation(at(self.path), _text(value), problem, self._filled(self.fix, at))
+
+    def _value(self, scope: Any) -> object:
+        if isinstance(self.value, str):
+            return self.value
+        return self.value(scope) if self.value else field(self.path).of(scope)
 
     def kubernetes(self) -> dict[str, str]:
         """An entry of `x-kubernetes-validations`. The message has no values: Kubernetes takes `string(number)` in a `messageExpression` for a text of
@@ -269,15 +277,27 @@ class Rule:
         problem, fix = self._filled(self.problem, at), self._filled(self.fix, at)
         return {"rule": self.holds.cel, "message": f"{at(self.path)}: {problem}; {fix}"}
 
-    def _filled(
-        self, text: str, at: Callable[[str], str], shown: Callable[[Expression], str] = lambda fact: fact.label
-    ) -> str:
+    def _filled(self, text: str, at: Callable[[str], str], shown: Callable[[Expression], str] = _label) -> str:
         """A text with its facts and paths filled in."""
-        return PLACEHOLDER.sub(lambda key: shown(self.facts[int(key[1])]) if key[1].isdigit() else at(key[1]), text)
+
+        def fill(key: re.Match[str]) -> str:
+            return shown(self.facts[int(key[1])]) if key[1].isdigit() else at(key[1])
+
+        return PLACEHOLDER.sub(fill, text)
+
+
+def _with_value(scope: Any) -> Callable[[Expression], str]:
+    def shown(fact: Expression) -> str:
+        return f"{fact.label} = {_text(fact.of(scope))}"
+
+    return shown
 
 
 def _below(section: str) -> Callable[[str], str]:
-    return lambda path: f"{section}.{path}" if path else section
+    def at(path: str) -> str:
+        return f"{section}.{path}" if path else section
+
+    return at
 
 
 def _text(value: object) -> str:

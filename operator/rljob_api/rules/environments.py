@@ -13,21 +13,21 @@ OBJECT_RULES = (
         NONE | ~RL | (AGENT & present("rollout.agent.python")),
         "only the function of spec.rollout.agent.python claims sandboxes, so that these would have nothing to do",
         "remove them, or set spec.rollout.agent.python",
-        value=lambda _: "set",
+        value="set",
     ),
     Rule(
         "environments",
         NONE | ~present("train.batches.replay"),
         "recorded batches are replayed as they are, so that sandboxes would have nothing to do",
         "remove them, or spec.train.batches.replay",
-        value=lambda _: "set",
+        value="set",
     ),
     Rule(
         "environments",
         NONE | ~field("scheduling.backend").equals("kueue"),
         "kueue admits a group of pods once, and each sandbox is another pod after every claim",
         "remove them, or set another spec.scheduling.backend",
-        value=lambda _: "set",
+        value="set",
     ),
 )
 

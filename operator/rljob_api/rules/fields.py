@@ -88,14 +88,18 @@ def _index(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 def _other_gangs(path: str) -> list[str]:
     """The same field of other gangs, where it is one of the trainer's."""
     section, _, name = path.partition(".")
-    return [field for gang in GANGS if section == "trainer" and (field := f"{gang}.{name}") in KNOWN]
+    if section != "trainer":
+        return []
+    fields = (f"{gang}.{name}" for gang in GANGS)
+    return [field for field in fields if field in KNOWN]
 
 
 KNOWN = frozenset(paths())
 OF_OTHER_GANGS = frozenset(field for path in KNOWN for field in _other_gangs(path))
 SELDOM = OF_OTHER_GANGS | {path for path in KNOWN if path.startswith(("service.", "environments."))}
 """Seldom meant outside their own section."""
-OURS = _index((name, path) for path in paths() if (name := path.rpartition(".")[2]) not in GENERAL)
+NAMED = [(path.rpartition(".")[2], path) for path in paths()]
+OURS = _index((name, path) for name, path in NAMED if name not in GENERAL)
 THEIRS = _index(
     (word, field) for path, words in WORDS.items() for word in words.split() for field in [path, *_other_gangs(path)]
 )

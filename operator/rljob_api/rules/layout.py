@@ -63,7 +63,14 @@ RanksCheck = Callable[[JudgedRanks], Iterable[Violation]]
 
 def of_the_trainer(*checks: RanksCheck) -> tuple[Check, ...]:
     """Rules about ranks, as rules about the trainer's."""
-    return tuple(lambda spec, check=check: check(JudgedRanks.of(spec, names.ROLE_TRAINER)) for check in checks)
+    return tuple(map(_of_the_trainer, checks))
+
+
+def _of_the_trainer(check: RanksCheck) -> Check:
+    def of_spec(spec: RLJobSpec) -> Iterable[Violation]:
+        return check(JudgedRanks.of(spec, names.ROLE_TRAINER))
+
+    return of_spec
 
 
 UPDATES = (field("train.miniBatches") * field("train.epochsPerStep")).named("miniBatches x epochsPerStep")

@@ -37,7 +37,7 @@ OBJECT_RULES = (
         present("workers").implies(present("python") | (present("rule") & field("rule").equals("math"))),
         "only python and rule: math run in processes of their own, so that workers would have nothing to do",
         "remove it",
-        value=lambda _: "set",
+        value="set",
         items="rewards",
     ),
     Rule(

@@ -123,14 +123,14 @@ OBJECT_RULES = (
         ),
         f"the trainer itself asks the service of {' or '.join(ASKED_BY_THE_DRIVER)}, so that workers would have nothing to do",
         "remove it",
-        value=lambda _: "set",
+        value="set",
     ),
     Rule(
         "rollout.agent.workers",
         AGENT.implies(~(WORKERS & REPLAYED)),
         "recorded batches are replayed as they are, so that workers would have nothing to do",
         "remove it, or spec.train.batches.replay",
-        value=lambda _: "set",
+        value="set",
     ),
     Rule(
         "rollout.agent.maxTokens",

@@ -29,7 +29,7 @@ OBJECT_RULES = (
         "{0} takes no job without a queue",
         "name one",
         (BACKEND,),
-        lambda _: "unset",
+        "unset",
     ),
     Rule(
         "scheduling.queue",
@@ -37,7 +37,7 @@ OBJECT_RULES = (
         "{0} has no queues",
         f"remove it, or set spec.scheduling.backend to {' or '.join(QUEUED)}",
         (BACKEND,),
-        lambda _: "set",
+        "set",
     ),
     Rule(
         "scheduling.queue",
@@ -52,7 +52,7 @@ OBJECT_RULES = (
         "{0} does not read labels of nodes",
         f"remove them, or set spec.scheduling.backend to {' or '.join(LEVELED)}",
         (BACKEND,),
-        lambda _: "set",
+        "set",
     ),
     Rule(
         "scheduling.priority",

@@ -57,7 +57,7 @@ OBJECT_RULES = (
         ~present(SPECULATION) | ~METHOD.equals("eagle3") | DRAFT,
         "EAGLE-3 guesses with a model of its own",
         "name the directory of one that was made for this policy's model, or set another method",
-        value=lambda _: "unset",
+        value="unset",
     ),
     Rule(
         f"{SPECULATION}.draft",
@@ -67,7 +67,7 @@ OBJECT_RULES = (
         (METHOD,),
     ),
     *(
-        Rule(SPECULATION, ~present(SPECULATION) | ~needed, problem, "remove it", value=lambda _: "set")
+        Rule(SPECULATION, ~present(SPECULATION) | ~needed, problem, "remove it", value="set")
         for problem, needed in WITHOUT.items()
     ),
 )

@@ -36,7 +36,7 @@ OBJECT_RULES = (
         RL.implies((size("rewards") > 0) | AGENT | TEACHER),
         "without a reward or a teacher nothing tells good responses from bad ones",
         "name at least one, for example [{rule: exactMatch}], or set spec.algorithm.distillation, or another spec.task",
-        value=lambda _: "[]",
+        value="[]",
     ),
     Rule(
         "rewards",
@@ -44,7 +44,7 @@ OBJECT_RULES = (
         "{0} learns from its data alone and generates nothing that could be rewarded",
         "remove them, or set spec.task: rl",
         (field("task"),),
-        lambda _: "set",
+        "set",
     ),
     Rule(
         "train.steps",
@@ -59,7 +59,7 @@ OBJECT_RULES = (
         "{0} learns from files",
         "name at least one",
         (field("task"),),
-        lambda _: "[]",
+        "[]",
     ),
 )
 

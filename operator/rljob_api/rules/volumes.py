@@ -173,16 +173,12 @@ def _of_section(section: Model, at: str) -> Iterator[tuple[str, str]]:
 @cache
 def _fields(kind: type[Model]) -> tuple[tuple[str, str | None, bool], ...]:
     """Name, alias, and whether it holds paths itself, of each field with paths in it. Looked up once: every spec that is checked asks for it."""
-    known = names_of(kind)
-    fields = (
-        (name, field.alias, _holds_paths((field.annotation, *field.metadata)))
-        for name, field in kind.model_fields.items()
-    )
-    return tuple(
-        (name, alias, is_path)
-        for name, alias, is_path in fields
-        if is_path or ((inner := known[str(alias)]) and _fields(inner))
-    )
+    known, fields = names_of(kind), list[tuple[str, str | None, bool]]()
+    for name, field in kind.model_fields.items():
+        is_path, inner = _holds_paths((field.annotation, *field.metadata)), known[str(field.alias)]
+        if is_path or (inner and _fields(inner)):
+            fields.append((name, field.alias, is_path))
+    return tuple(fields)
 
 
 def _of_value(value: Any, at: str, is_path: bool) -> Iterator[tuple[str, str]]:

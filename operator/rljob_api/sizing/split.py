@@ -194,9 +194,13 @@ def _parsed(layout: str) -> list[list[str]]:
     for pattern in REPEATED:
         if len(text) > MOST or sum(len(one) * int(count) for one, count in pattern.findall(text)) > MOST:
             raise Unsplit(WRITTEN, f"has more than {MOST} characters when it is written out", "repeat less")
-        text = pattern.sub(lambda match: match[1] * int(match[2]), text)
+        text = pattern.sub(_repeated, text)
     _require(set(text) - {*LETTERS, "|"})
     return [[LETTERS[letter] for letter in row] for row in text.split("|")]
+
+
+def _repeated(part: re.Match[str]) -> str:
+    return part[1] * int(part[2])
 
 
 def _require(unknown: set[str]) -> None:

@@ -5,11 +5,16 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+
+def _divide(a: Any, b: Any) -> int:
+    return int(a / b)
+
+
 OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: lambda a, b: int(a / b),
+    ast.Div: _divide,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Eq: operator.eq,
@@ -21,7 +26,15 @@ OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 
-def evaluate(text: str, value: Callable[[str], str] = lambda name: "0") -> str:
+def _zero(_: str) -> str:
+    return "0"
+
+
+def _unknown(_: str) -> str:
+    return ""
+
+
+def evaluate(text: str, value: Callable[[str], str] = _zero) -> str:
     """The number that `$((text))` stands for; `value` gives that of a name.
 
     Text that is none comes back as it is. A division by zero is empty, as after bash's error.
@@ -60,11 +73,11 @@ def devices(text: str) -> list[int] | None:
 def _devices(node: ast.expr) -> list[int]:
     match node:
         case ast.List(elements) | ast.Tuple(elements):
-            return [_number(element, lambda name: "") for element in elements]
+            return [_number(element, _unknown) for element in elements]
         case ast.Call(ast.Name("list"), [inner], []):
             return _devices(inner)
         case ast.Call(ast.Name("range"), bounds, []) if 1 <= len(bounds) <= 3:
-            return [*range(*(_number(bound, lambda name: "") for bound in bounds))]
+            return [*range(*(_number(bound, _unknown) for bound in bounds))]
         case ast.BinOp(left, ast.Add(), right):
             return _devices(left) + _devices(right)
     raise ValueError(ast.dump(node))

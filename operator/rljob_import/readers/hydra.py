@@ -1,6 +1,7 @@
 """Configurations of Hydra and OmegaConf: command lines of `a.b=value`, `+a.b=value`, `~a.b`, and the values in them; YAML documents, and `${...}` in
 them: other keys, the environment, and the few functions that the systems register."""
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -84,13 +85,19 @@ def number(text: str) -> int | float:
 Tree = dict[str, Any]
 DEEPEST = 16
 """Interpolations that lead to others; more than this is a circle."""
+
+
+def _add(*given: Any) -> Any:
+    return sum(given)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "not": lambda a: not a,
-    "add": lambda *given: sum(given),
-    "subtract": lambda a, b: a - b,
-    "multiply": lambda a, b: a * b,
-    "int_div": lambda a, b: a // b,
-    "divide": lambda a, b: a / b,
+    "not": operator.not_,
+    "add": _add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "int_div": operator.floordiv,
+    "divide": operator.truediv,
 }
 """Arithmetic that systems register with OmegaConf."""
 

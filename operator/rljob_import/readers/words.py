@@ -58,6 +58,10 @@ def _behind(text: str, mark: str, start: int) -> int:
     return len(text) if place < 0 else place + 1
 
 
+def _no_output(_: str) -> str:
+    return ""
+
+
 @dataclass
 class Variables:
     """Of a script. `output` is asked for what `$(...)` prints."""
@@ -66,7 +70,7 @@ class Variables:
     """One text, or the elements of an array."""
     unset: dict[str, None] = field(default_factory=dict)
     """Names that were read, in this order, and have no value in the script."""
-    output: Callable[[str], str] = lambda command: ""
+    output: Callable[[str], str] = _no_output
 
     def text(self, name: str) -> str | None:
         value = self.values.get(name)

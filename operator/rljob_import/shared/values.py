@@ -23,7 +23,16 @@ def choice(**ours: str) -> Convert:
 
 def at_least(low: int) -> Convert:
     """A number, or `low` in place of smaller ones and of false: -1 is `never` where ours is 0."""
-    return lambda value: low if value is False else max(low, int(_number(value)))
+
+    def convert(value: Any) -> int:
+        return low if value is False else max(low, int(_number(value)))
+
+    return convert
+
+
+def resume(value: Any) -> str:
+    """Of a truth: whether a job begins with the newest checkpoint."""
+    return "auto" if value else "never"
 
 
 def whole(value: Any) -> int:

@@ -12,11 +12,13 @@ Why reconciles may decide on the cache instead of reading live:
 """
 
 import logging
+import operator
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rljob_api import names
+from rljob_api.callbacks import always, nothing
 from rljob_operator.kube.api import Key, Object
 
 log = logging.getLogger(__name__)
@@ -59,9 +61,9 @@ class Cache[T]:
     def __init__(
         self,
         transform: Callable[[Object, T | None], T],
-        predicate: Callable[[T, T], bool] = lambda a, b: a != b,
+        predicate: Callable[[T, T], bool] = operator.ne,
         group: Callable[[Object], Key | None] = job_of,
-        wanted: Callable[[Object], bool] = lambda obj: True,
+        wanted: Callable[[Object], bool] = always,
     ) -> None:
         self._transform, self._predicate, self._group, self._wanted = transform, predicate, group, wanted
         self._objects: dict[Key, Entry[T]] = {}
@@ -70,7 +72,7 @@ class Cache[T]:
         """Versions of the newest deletions, oldest first."""
         self._listed: dict[str | None, int] = {}
         """Versions of the newest complete lists, by namespace; None: of all namespaces."""
-        self._follow: Callable[[Key, T | None], None] = lambda key, value: None
+        self._follow: Callable[[Key, T | None], None] = nothing
 
     def follow(self, call: Callable[[Key, T | None], None]) -> None:
         """`call` gets every change: key and value, or None for an object that is gone."""

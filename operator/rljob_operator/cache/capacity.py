@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 from rljob_api import names
+from rljob_api.callbacks import nothing
 from rljob_api.quantity import Thousandths, add
 from rljob_api.status_parts import PlacementStatus
 from rljob_operator.cache.cache import Cache
@@ -70,7 +71,7 @@ class Capacity:
         self._changed: dict[str, int] = {}
         """By node, the version with which it changed, oldest first."""
         self.version = 0
-        self._on_growth: Callable[[], None] = lambda: None
+        self._on_growth: Callable[[], None] = nothing
         nodes.follow(self._node_changed)
         usage.follow(self._pod_changed)
         jobs.follow(self._job_changed)

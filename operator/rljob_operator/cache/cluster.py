@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from rljob_api import backends
+from rljob_api.callbacks import nothing
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.protocol import Control
 from rljob_api.quantity import Thousandths, add
@@ -63,6 +64,26 @@ class PodCache:
         return self._ours.prune(listed, version, namespace)
 
 
+def _pod(obj: Object, _: Pod | None) -> Pod:
+    return parse_pod(obj)
+
+
+def _usage(obj: Object, _: Usage | None) -> Usage:
+    return parse_usage(obj)
+
+
+def _no_job(_: Object) -> Key | None:
+    return None
+
+
+def _child(obj: Object, _: Object | None) -> Object:
+    return strip_managed_fields(obj, "status")
+
+
+def _differ(one: Object, other: Object) -> bool:
+    return not same_but_version(one, other)
+
+
 class ClusterCache:
     """The caches of all kinds. `clock`: seconds since the epoch. `policy`: what the administrator sets for all jobs."""
 
@@ -70,7 +91,7 @@ class ClusterCache:
         self.jobs: Cache[CachedJob] = Cache(
             partial(jobs.transform, policy=policy), jobs.predicate, group=key_of, wanted=jobs.is_run_here
         )
-        self.pods: Cache[Pod] = Cache(lambda obj, _: parse_pod(obj), wanted=is_of_a_job)
+        self.pods: Cache[Pod] = Cache(_pod, wanted=is_of_a_job)
         self.clock, self.failed, self.deleted = clock, FailedPods(clock), DeletedPods()
         self._leave, self._requested = policy.leave_nodes, dict[str, str]()
         """By what nodes are left, and why objects ask for it, by node."""
@@ -79,14 +100,13 @@ class ClusterCache:
         self._offers: dict[str, tuple[Thousandths, Thousandths]] = {}
         """Devices of each node by resource: those without the ones that are held by pods which nobody counts, and all."""
         self.nodes: Cache[CachedNode] = Cache(self._node, group=key_of)
-        self.usage: Cache[Usage] = Cache(lambda obj, _: parse_usage(obj), group=lambda obj: None)
+        self.usage: Cache[Usage] = Cache(_usage, group=_no_job)
         self.config_maps: Cache[CachedConfigMap] = Cache(reports.transform(clock), reports.predicate)
         self.children: dict[str, Cache[Object]] = {
-            kind: Cache(lambda obj, _: strip_managed_fields(obj, "status"), lambda a, b: not same_but_version(a, b))
-            for kind in (*CHILD_KINDS, *SANDBOX_KINDS, *UNWATCHED)
+            kind: Cache(_child, _differ) for kind in (*CHILD_KINDS, *SANDBOX_KINDS, *UNWATCHED)
         }
         self.capacity = Capacity(self.nodes, self.usage, self.jobs)
-        self._on_change: Callable[[str, set[Key]], None] = lambda kind, groups: None
+        self._on_change: Callable[[str, set[Key]], None] = nothing
         self._by_kind: dict[str, Cache[Any] | PodCache] = {
             "RLJob": self.jobs,
             "Pod": PodCache(self.pods, self.usage, self.failed),
@@ -116,8 +136,7 @@ class ClusterCache:
         """Why objects ask for nodes to be left, by node: all that there are."""
         before, self._requested = self._requested, dict(requested)
         for name in before.keys() | requested.keys():
-            groups = self.nodes.revise(("", name), lambda node: node.requested(self._requested.get(node.name, "")))
-            self._on_change("Node", groups)
+            self._on_change("Node", self.nodes.revise(("", name), self._with_request))
 
     def set_devices(self, devices: Devices) -> None:
         """What there is of devices now."""
@@ -134,8 +153,13 @@ class ClusterCache:
         for name in before.keys() | self._offers.keys():
             if before.get(name) == self._offers.get(name):
                 continue
-            groups = self.nodes.revise(("", name), lambda node: node.offering(*self._offers.get(node.name, NO_OFFER)))
-            self._on_change("Node", groups)
+            self._on_change("Node", self.nodes.revise(("", name), self._with_offer))
+
+    def _with_request(self, node: CachedNode) -> CachedNode:
+        return node.requested(self._requested.get(node.name, ""))
+
+    def _with_offer(self, node: CachedNode) -> CachedNode:
+        return node.offering(*self._offers.get(node.name, NO_OFFER))
 
     def offers(self, resource: str) -> bool:
         """Whether some node offers the resource itself, and not by devices."""

@@ -7,12 +7,14 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
 
 from rljob_api import names
+from rljob_api.callbacks import always
 from rljob_api.text import load_json, one_line
 from rljob_operator.kube.api import OUTLASTING, ApiError, Listing, NotFound, Object, error, kind_of, path, resource
 from rljob_operator.kube.credentials import Credentials
@@ -37,7 +39,7 @@ class WatchLimiter:
     """Middleware of an aiohttp client that paces watches, by path: a server that ends each of them at once would be asked in a tight loop."""
 
     def __init__(self, qps: float = 1.0, burst: int = 10) -> None:
-        self._by_path: defaultdict[str, RateLimiter] = defaultdict(lambda: RateLimiter(qps, burst))
+        self._by_path: defaultdict[str, RateLimiter] = defaultdict(partial(RateLimiter, qps, burst))
 
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -65,7 +67,7 @@ class KubernetesApi:
         credentials: Credentials,
         rate_limiter: RateLimiter,
         connections: int = CONNECTIONS,
-        may_write: Callable[[], bool] = lambda: True,
+        may_write: Callable[[], bool] = always,
     ) -> None:
         self._may_write = may_write
         self._credentials = credentials

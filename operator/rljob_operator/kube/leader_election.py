@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
+from rljob_api.callbacks import nothing
 from rljob_operator.kube.api import Api, ApiError, Conflict, NotFound, Object
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class LeaderElector:
         namespace: str,
         identity: str,
         heartbeat: Callable[[], None],
-        stand_by: Callable[[], None] = lambda: None,
+        stand_by: Callable[[], None] = nothing,
     ) -> None:
         self._api = api
         self._namespace = namespace

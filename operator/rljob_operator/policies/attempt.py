@@ -56,18 +56,19 @@ def advance_attempt(s: Snapshot, status: JobStatus) -> Change:
     cause = None
     if not finished:
         cause = root_cause(attempt, members) or stall(s, status, attempt) or misconfiguration(s, attempt)
-    if cause and cause != recorded_cause(attempt):
-        attempt = _failed(attempt, cause, s.now)
-    else:
-        attempt = _commanded(s, status, attempt, members)
+    attempt = _advanced(s, status, attempt, members, cause)
     if all(m.ended for m in members):
         attempt = attempt.model_copy(update={"ended_at": stamp(s.now)})
         return Change(set_(status, attempt=attempt), _drained(attempt, finished))
     return Change(set_(status, attempt=attempt), due=tuple(t for t in _deadlines(s, attempt) if t > s.now))
 
 
-def _commanded(s: Snapshot, status: JobStatus, attempt: Attempt, members: list[MemberStatus]) -> Attempt:
-    """With the next command, if one is due."""
+def _advanced(
+    s: Snapshot, status: JobStatus, attempt: Attempt, members: list[MemberStatus], cause: Cause | None
+) -> Attempt:
+    """With the cause of its failure, or with the next command, if one is due."""
+    if cause and cause != recorded_cause(attempt):
+        return _failed(attempt, cause, s.now)
     if attempt.command == "run" and s.is_void(attempt):
         return give_command(attempt, "stop", reasons.SPEC_CHANGED, s.now)
     reason = _reason_to_drain(s, status, members) if attempt.command == "run" else ""

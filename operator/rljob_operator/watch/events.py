@@ -11,11 +11,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from rljob_api import names
+from rljob_api.callbacks import always
 from rljob_operator.cache.cache import job_of, key_of
 from rljob_operator.cache.cluster import CAPACITY, CHILD_KINDS, SANDBOX_KINDS, ClusterCache
 from rljob_operator.kube.api import Api, ApiError, Key, NotFound, Object, scope_of
@@ -42,11 +44,11 @@ class EventHandlers:
         cache: ClusterCache,
         add_after: Callable[[Key, float], None],
         progress_interval: float,
-        acts: Callable[[], bool] = lambda: True,
+        acts: Callable[[], bool] = always,
     ) -> None:
         self._cache, self._add_after, self._interval, self._acts = cache, add_after, progress_interval, acts
         cache.on_change(self.changed)
-        cache.capacity.on_growth(lambda: add_after(CAPACITY, CAPACITY_DELAY))
+        cache.capacity.on_growth(partial(add_after, CAPACITY, CAPACITY_DELAY))
         self.events = Counter[str]()
         """Number of events, by kind."""
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
+from rljob_api.callbacks import never
 from rljob_api.leave_nodes import reason, requested_node
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.cache.jobs import CachedJob
@@ -126,7 +127,7 @@ class DeviceInventory:
 
     async def turn(self) -> None:
         """A look, if a job wants devices. If none does, what was known is forgotten: it would be of any age for the next one."""
-        if not self.wanted() and any(self._users(lambda _: False)):
+        if not self.wanted() and any(self._users(never)):
             await self._guarded(self._learn_names)
         if self.wanted():
             await self.look()

@@ -1,5 +1,7 @@
 """LLaMA-Factory's keys, and what each of them becomes. What several of them make together is in `flat.py`."""
 
+import operator
+
 from rljob_import.shared.fsdp import checkpointing_row
 from rljob_import.shared.megatron import (
     layout_rows,
@@ -97,7 +99,7 @@ DATA = (
         implied(key, "samples are always packed, and do not see each other")
         for key in ("packing", "neat_packing", "use_packed_sequences")
     ),
-    becomes("disable_shuffling", "data.shuffle", convert=lambda value: not value),
+    becomes("disable_shuffling", "data.shuffle", convert=operator.not_),
     becomes("seed", "data.seed", 42),
     *(
         implied(key)

@@ -2,7 +2,7 @@
 
 from rljob_import.shared.fsdp import checkpointing_row, ulysses_row
 from rljob_import.shared.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
-from rljob_import.shared.values import IMAGES, REPLAY, choice
+from rljob_import.shared.values import IMAGES, REPLAY, choice, resume
 from rljob_import.table import Row, becomes, implied, lacks, must, read
 
 DTYPES = choice(bf16="bfloat16", fp32="float32", float32="float32", bfloat16="bfloat16")
@@ -45,7 +45,7 @@ COMMON = (
     becomes("save_steps", "checkpoint.everySteps", 50),
     read("eval_steps", "evaluation.everySteps", also=("validation.eval_steps",)),
     read("max_ckpt_to_keep", "checkpoint.keepLast", text="0 or unset: 64, the most"),
-    becomes("resume_from_checkpoint", "checkpoint.resume", convert=lambda value: "auto" if value else "never"),
+    becomes("resume_from_checkpoint", "checkpoint.resume", convert=resume),
     read("num_gpus_per_node", "trainer.processesPerNode", 8),
     implied("num_nodes", "device_mapping says it"),
     read("system_envs.*", "env", text="NCCL_, VLLM_, TORCH_ and WANDB_ variables"),

@@ -1,8 +1,10 @@
 """What becomes of the keys of Trinity-RFT's YAML."""
 
+from typing import Any
+
 from rljob_import.shared.fsdp import checkpointing_row, ulysses_row
 from rljob_import.shared.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
-from rljob_import.shared.values import DECAYS, REPLAY, at_least
+from rljob_import.shared.values import DECAYS, REPLAY, at_least, resume
 from rljob_import.systems.verl.rows import megatron_rows, optimizer_rows
 from rljob_import.table import Row, becomes, implied, lacks, read
 
@@ -12,12 +14,17 @@ ULYSSES = "trainer.ulysses_sequence_parallel_size"
 CHECKPOINTING = f"{CONFIG}actor_rollout_ref.model.enable_gradient_checkpointing"
 SUBSET = "put the files of this subset in place"
 
+
+def _is_written(value: Any) -> bool:
+    return bool(value != "never")
+
+
 RUN = (
     read("mode", "task", "both"),
     read("project", "checkpoint.path", "Trinity-RFT"),
     read("name", "metadata.name", "rft"),
     read("checkpoint_root_dir", "checkpoint.path"),
-    becomes("continue_from_checkpoint", "checkpoint.resume", convert=lambda value: "auto" if value else "never"),
+    becomes("continue_from_checkpoint", "checkpoint.resume", convert=resume),
     *(
         implied(key)
         for key in (
@@ -172,7 +179,7 @@ TRAINER = (
         also=(f"{CONFIG}trainer.max_actor_ckpt_to_keep",),
         text="unset: 64, the most",
     ),
-    becomes("trainer.save_hf_checkpoint", "checkpoint.exportHuggingFace", convert=lambda value: value != "never"),
+    becomes("trainer.save_hf_checkpoint", "checkpoint.exportHuggingFace", convert=_is_written),
     implied("trainer.use_dynamic_bsz", "one token budget holds for all passes"),
     read("trainer.max_token_len_per_gpu", "train.tokensPerMicroBatch", 16384, text="x context parallel size"),
     ulysses_row(

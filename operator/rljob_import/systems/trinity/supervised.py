@@ -201,10 +201,12 @@ def unread(settings: Settings) -> dict[str, str]:
     return {"critic": f"{task(settings)} has no critic", "algorithm": f"{task(settings)} has no rollouts"}
 
 
+def unread_of_sft(settings: Settings) -> dict[str, str]:
+    return unread(settings) | {"reference": "sft has none"}
+
+
 COMMON = (run, tuning, sources, columns, amounts, machines, layout, places.pods)
-SFT = System(
-    "Trinity-RFT, sft", SFT_ROWS, (*COMMON, learnt), values.TRINITY, lambda s: unread(s) | {"reference": "sft has none"}
-)
+SFT = System("Trinity-RFT, sft", SFT_ROWS, (*COMMON, learnt), values.TRINITY, unread_of_sft)
 DPO = System("Trinity-RFT, dpo", DPO_ROWS, (*COMMON, penalty), values.TRINITY, unread)
 
 

@@ -163,6 +163,11 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
     )
 
 
+def _frozen(value: Any) -> list[str] | None:
+    """Of a truth: whether the vision tower keeps its weights."""
+    return ["vision", "projector"] if value else None
+
+
 ACTOR_ROWS = (
     read(STRATEGY, "", "fsdp", text="of other strategies than megatron the layout is not taken over"),
     ulysses_row(ULYSSES, f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size"),
@@ -190,9 +195,7 @@ ACTOR_ROWS = (
         for key in ("tau_pos", "tau_neg", "dro_beta", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")
     ),
     implied(f"{ACTOR}use_fused_kernels", SPEED),
-    becomes(
-        f"{ACTOR}freeze_vision_tower", "model.freeze", convert=lambda value: ["vision", "projector"] if value else None
-    ),
+    becomes(f"{ACTOR}freeze_vision_tower", "model.freeze", convert=_frozen),
     *(
         implied(f"{ACTOR}{key}")
         for key in (

@@ -43,7 +43,7 @@ class SchedulerCache:
         """Scheduling requests of all jobs that have one, without the jobs in `but`."""
         jobs = [job for job in self._cache.jobs.values() if _key(job) not in but]
         before, self._settled = self._settled, {}
-        return list(_of_each(jobs, lambda job: self._request(job, now, before)))
+        return list(_of_each(jobs, partial(self._request, now=now, before=before)))
 
     def _request(
         self, job: CachedJob, now: float, before: Mapping[Key, tuple[object, ...]]
@@ -80,7 +80,7 @@ class SchedulerCache:
 
     def holders(self, below: float) -> list[Holder]:
         """Jobs that hold nodes and have a lower priority than `below`, or are about to give them back."""
-        holders = _of_each(self._cache.jobs.values(), lambda job: self._holder(job, below))
+        holders = _of_each(self._cache.jobs.values(), partial(self._holder, below=below))
         return [holder for holder in holders if holder.taken]
 
     def _holder(self, job: CachedJob, below: float) -> Holder | None:

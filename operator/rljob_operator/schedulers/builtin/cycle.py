@@ -137,7 +137,11 @@ def _claim(
 
 def _planner(one: SchedulingRequest) -> Callable[[Cluster], Placement]:
     """The plan of a request on a cluster, which takes long only if there may be capacity."""
-    return lambda free: _plan(free, one) if _has_capacity(free, one, {}) else NO_CAPACITY
+
+    def planned(free: Cluster) -> Placement:
+        return _plan(free, one) if _has_capacity(free, one, {}) else NO_CAPACITY
+
+    return planned
 
 
 def may_claim(one: SchedulingRequest, holders: Iterable[Holder]) -> bool:

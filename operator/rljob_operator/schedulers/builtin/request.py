@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 from rljob_api import names
 from rljob_api.policy import DEFAULT_POLICY
@@ -181,7 +181,7 @@ def _current(view: JobView, wanted: Mapping[str, Sequence[str]], node: Callable[
         if view.status.placement
         else {}
     )
-    demand, avoided = cache(lambda role: Demand.of(view.spec, role)), excluded(view.status, view.now)
+    demand, avoided = cache(partial(Demand.of, view.spec)), excluded(view.status, view.now)
 
     def node_of(role: str, name: str) -> str:
         pod = pods.get(name)
