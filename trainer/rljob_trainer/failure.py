@@ -151,7 +151,8 @@ def misconfigured(violations: Sequence[Violation]) -> Failure:
 def ended(code: int, rank: int | None, log: str) -> Failure:
     """The failure of a process that ended with `code` (negative: a signal) without recording one. `log`: the end of its output."""
     lines, now = last_lines(log), time.time()
-    if code == -signal.SIGABRT and (reason := _lost_by_watchdog(log)):
+    reason = _lost_by_watchdog(log) if code == -signal.SIGABRT else ""
+    if reason:
         return Failure(kind="collective", rank=rank, exception="NCCL watchdog", message=reason, lines=lines, time=now)
     if code < 0:
         name = f"Signal {-code} ({signal.Signals(-code).name})"

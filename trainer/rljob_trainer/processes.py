@@ -93,7 +93,8 @@ class ProcessTree:
     def members(self) -> dict[int, int]:
         """[pid] -> its parent's. Without zombies."""
         mark = f"{FAMILY}={self._name}".encode()
-        living = {pid: status for pid in _processes() if _lives(status := _status(pid))}
+        statuses = {pid: _status(pid) for pid in _processes()}
+        living = {pid: status for pid, status in statuses.items() if _lives(status)}
         return {
             pid: int(status[_PARENT])
             for pid, status in living.items()
@@ -104,7 +105,9 @@ class ProcessTree:
         """Members whose line of parents does not lead to `first`: they outlive what started them, as daemons do."""
         parents = self.members()
         known = {first}
-        while more := {pid for pid, parent in parents.items() if parent in known and pid not in known}:
+        more = known
+        while more:
+            more = {pid for pid, parent in parents.items() if parent in known and pid not in known}
             known |= more
         return parents.keys() - known
 

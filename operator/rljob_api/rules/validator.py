@@ -139,8 +139,11 @@ def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | Non
 
 def broken_rules(spec: RLJobSpec, model_config: dict[str, Any]) -> Iterator[Violation]:
     """Of a spec that could be read, also in part. An empty `model_config` is not known yet."""
-    checks: list[Check] = [*CHECKS, lambda spec: model_violations(spec, model_config)]
-    yield from (violation for check in checks for violation in _decided(check, spec))
+
+    def check_model(spec: RLJobSpec) -> Iterable[Violation]:
+        return model_violations(spec, model_config)
+
+    yield from (violation for check in (*CHECKS, check_model) for violation in _decided(check, spec))
 
 
 def _limited(violations: list[Violation]) -> Iterator[Violation]:

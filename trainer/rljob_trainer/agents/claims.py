@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, NamedTuple
 
+from rljob_api.callbacks import nothing
 from rljob_api.protocol import SandboxAddress
 from rljob_api.spec.agent import EnvironmentPool
 from rljob_trainer.sandboxes.directory import DirectorySandbox
@@ -44,7 +45,7 @@ class ClaimedPool:
         self._secret, self._changed = secret, changed
         self._listed = set[Free]()
         """Those that are free by the operator's last word, which may be old."""
-        self._places: Places[Free] = Places(lambda _: 1)
+        self._places: Places[Free] = Places(_one)
         """Those of them that were not handed out."""
         self._used, self._held = set[Free](), set[Free]()
         """Those that were handed out, and those that have not been given back since."""
@@ -103,14 +104,21 @@ class ClaimedPool:
             self._places.add(one)
 
 
+def _one(_: Free) -> int:
+    return 1
+
+
 class Sandboxes:
     """Of all environments of a job."""
 
     def __init__(self, environments: Iterable[EnvironmentPool] = (), secret: str = ""):
         """`secret`: the job's token."""
-        self.changed: Callable[[], None] = lambda: None
+        self.changed: Callable[[], None] = nothing
         """Called when `ready` may be another."""
-        self._known = {pool.name: ClaimedPool(pool, secret, lambda: self.changed()) for pool in environments}
+        self._known = {pool.name: ClaimedPool(pool, secret, self._tell) for pool in environments}
+
+    def _tell(self) -> None:
+        self.changed()
 
     @property
     def ready(self) -> bool:

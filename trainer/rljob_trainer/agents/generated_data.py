@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from rljob_api.callbacks import nothing
 from rljob_api.spec.model import DataSpec, GeneratedData
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.textfile import replace
@@ -24,7 +26,7 @@ SHOWN = 1000
 """Characters of what the process said last."""
 
 
-def generate(spec: DataSpec, moved: Callable[[str], object] = lambda text: None) -> None:
+def generate(spec: DataSpec, moved: Callable[[str], object] = nothing) -> None:
     """All files that are not there yet. `moved` is called again and again with what is done. Raises ConfigurationError."""
     for i, one in enumerate(spec.generated):
         field, file, record = f"spec.data.generated[{i}]", Path(one.path), Path(f"{one.path}.generated")
@@ -63,7 +65,7 @@ def _run(field: str, one: GeneratedData, request: str, moved: Callable[[str], ob
     command = (sys.executable, "-m", "rljob_trainer.agents.environments.rows", MODULES[one.library], request)
     environment, quiet = os.environ | {"PYTHONHASHSEED": "0"}, subprocess.DEVNULL
     with subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, env=environment) as process:
-        said = _said(process, lambda: moved(f"{one.library} generates {one.path}"))
+        said = _said(process, partial(moved, f"{one.library} generates {one.path}"))
     if said is None:
         raise _failed(field, one, f"took longer than {SECONDS:g} s")
     if process.returncode:

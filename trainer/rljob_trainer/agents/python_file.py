@@ -37,7 +37,10 @@ class Questions:
     def begin(self, question: int, method: str, arguments: dict[str, Any]) -> None:
         self._tasks[question] = asyncio.create_task(self._answer(question, method, arguments))
         if method != "claim":
-            self._tasks[question].add_done_callback(lambda _: self._tasks.pop(question, None))
+            self._tasks[question].add_done_callback(partial(self._forget, question))
+
+    def _forget(self, question: int, _: asyncio.Task[int | None]) -> None:
+        self._tasks.pop(question, None)
 
     def give_up(self, question: int) -> None:
         """Nobody waits for the answer any more. If it is on its way, and is a sandbox, nobody will ever know that one."""

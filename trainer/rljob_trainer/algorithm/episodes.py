@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -135,7 +136,7 @@ def discounted(values: torch.Tensor, counts: torch.Tensor, decay: float) -> torc
     With decay 1 it is a reversed cumulative sum, which adds in the order of the tokens. Otherwise y_j first covers one token, then 2, 4, 8, ...: a
     loop over the tokens would take minutes for a large step.
     """
-    sums = _cumulative if decay == 1.0 else lambda row: _doubled(row, decay)
+    sums = _cumulative if decay == 1.0 else partial(_doubled, decay=decay)
     return torch.cat([values.new_zeros(0), *map(sums, values.split(counts.tolist()))])
 
 

@@ -69,5 +69,9 @@ def corruption(manifest: CheckpointManifest, directory: Path, ranks: Ranks, hear
     tally, pool = Tally(), ThreadPoolExecutor(1)
     share = pool.submit(manifest.corruption, directory, ranks.rank, ranks.world, tally)
     pool.shutdown(wait=False)
-    ranks.until(lambda seconds: bool(wait([share], seconds).done), lambda: tally.bytes, heartbeat)
+
+    def is_read(seconds: float) -> bool:
+        return bool(wait([share], seconds).done)
+
+    ranks.until(is_read, lambda: tally.bytes, heartbeat)
     return next(filter(None, ranks.gather(share.result())), "")

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rljob_api.callbacks import nothing
+
 BLOCK_BYTES = 2**20
 """Bytes that `fingerprint` reads at a time."""
 
@@ -93,7 +95,7 @@ def sync_file(file: Path) -> None:
         os.fsync(stream.fileno())
 
 
-def sync(directory: Path, heartbeat: Callable[[], None] = lambda: None) -> None:
+def sync(directory: Path, heartbeat: Callable[[], None] = nothing) -> None:
     """Make all files and names below a directory durable. `heartbeat`: called after each file."""
     for file in tree(directory):
         sync_file(file)

@@ -200,7 +200,7 @@ def _explain(directory: Path) -> tuple[str, str]:
         return "is not complete: it was still being written, or deleted", FIX
     if STEP_DIRECTORY.fullmatch(directory.name):
         return "is not complete: it has no manifest.json, which is written last", FIX
-    manifest = next((m for d in directory.parents if (m := read_manifest(d))), None)
+    manifest = next(filter(None, map(read_manifest, directory.parents)), None)
     if manifest:
         return "lies inside a checkpoint", f"name its directory global_step_{manifest.step}"
     held = read_manifests(directory)

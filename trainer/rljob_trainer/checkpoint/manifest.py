@@ -103,7 +103,8 @@ class CheckpointManifest(Contents):
 
 def fingerprints(directory: Path, known: Container[str] = ()) -> Files:
     """Fingerprints of all files below `directory`, except those in `known`."""
-    paths = {name: f for f in tree(directory) if (name := str(f.relative_to(directory))) not in known}
+    by_name = {str(f.relative_to(directory)): f for f in tree(directory)}
+    paths = {name: f for name, f in by_name.items() if name not in known}
     return dict(zip(paths, _fingerprints(paths.values(), Tally()), strict=True))
 
 
@@ -118,7 +119,8 @@ def read_manifests(root: Path) -> list[CheckpointManifest]:
 
     Raises ConfigurationError for a manifest that is not one of ours.
     """
-    steps = [int(match[1]) for d in root.iterdir() if (match := STEP_DIRECTORY.fullmatch(d.name))]
+    matches = (STEP_DIRECTORY.fullmatch(d.name) for d in root.iterdir())
+    steps = [int(match[1]) for match in matches if match]
     manifests = (read_manifest(names.step_dir(root, step)) for step in sorted(steps))
     return [m for m in manifests if m]
 

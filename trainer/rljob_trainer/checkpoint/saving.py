@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from rljob_api.callbacks import nothing
 from rljob_trainer.checkpoint.manifest import ENGINE, Contents, Files, fingerprints
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.checkpoint.torch_dist import Writing
@@ -149,7 +150,7 @@ class Saver:
         digest: str,
         data: Mapping[str, Any],
         alongside: bool,
-        further: Callable[[Path], None] = lambda directory: None,
+        further: Callable[[Path], None] = nothing,
     ) -> None:
         """Copy the state as it is now, and start to write it. The previous save must be complete.
 

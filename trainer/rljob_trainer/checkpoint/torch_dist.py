@@ -127,9 +127,11 @@ def _require_writers(sharded: dict[str, Any]) -> None:
     if all_ranks:
         places = Counter(place for written, _ in all_ranks for place in written)
         held = set().union(*(keys for _, keys in all_ranks))
-        if missing := held - {key for key, _ in places}:
+        missing = held - {key for key, _ in places}
+        if missing:
             raise CheckpointingException(f"no rank writes {min(missing)}")
-        if twice := [key for (key, _), count in places.items() if count > 1]:
+        twice = [key for (key, _), count in places.items() if count > 1]
+        if twice:
             raise CheckpointingException(f"two ranks write {min(twice)}")
 
 

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rljob_api import names
+from rljob_api.callbacks import nothing
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.exports import began_from
@@ -125,7 +126,7 @@ class _ExportableModel:
     """Adapts a model in one process to megatron.huggingface.Exporting."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self.heartbeat = model, lambda: None
+        self._model, self.heartbeat = model, nothing
 
     def export_owned(self) -> list[Any]:
         phases: list[Any] = self._model.export_owned()

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Self
 
+from rljob_api.callbacks import nothing
 from rljob_api.spec.model import CustomRows, DataSpec
 from rljob_trainer.custom_rows.worker import ANSWER_SECONDS, VALUES
 from rljob_trainer.data.files import Place, Record, read_records
@@ -57,7 +58,7 @@ class RowMaker:
     """Call it with files; it gives them with the rows that were made of theirs, or as they are without spec.data.custom."""
 
     def __init__(
-        self, data: DataSpec, scratch: Path, most: int | None = None, moved: Callable[[str], object] = lambda text: None
+        self, data: DataSpec, scratch: Path, most: int | None = None, moved: Callable[[str], object] = nothing
     ):
         """`scratch`: a directory, which may be missing and has to live as long as the data. `most`: rows that are read of each file; None: all.
         `moved` is called after each step with what is done."""
@@ -109,7 +110,10 @@ def _written(sink: IO[str], place: Place, texts: Iterable[str]) -> int:
 async def _in_order(process: RowProcess, rows: Iterator[ReadRow]) -> AsyncIterator[list[tuple[Place, list[str]]]]:
     """Rows with what was made of each, some at a time: one at first, more while they are quick."""
     loop, at_once, left = asyncio.get_running_loop(), 1, list[ReadRow]()
-    while left := [*left, *islice(rows, max(0, at_once - len(left)))]:
+    while True:
+        left += islice(rows, max(0, at_once - len(left)))
+        if not left:
+            return
         began, asked = loop.time(), left[:at_once]
         made, failed = await process.made(asked)
         if failed:

@@ -51,7 +51,8 @@ def spoken(role: str, content: str) -> Message:
 
 def system_in(record: Record, place: Place) -> str:
     """The text of the row's column `system` or `system_prompt`; empty where there is none. Raises ConfigurationError for two, and for no text."""
-    texts = {key: value for key in SYSTEM_COLUMNS if (value := record.get(key)) not in (None, "")}
+    values = {key: record.get(key) for key in SYSTEM_COLUMNS}
+    texts = {key: value for key, value in values.items() if value not in (None, "")}
     for key, value in texts.items():
         if not isinstance(value, str):
             rule = f"column {key!r} holds {short(value)}, which is not a text, and a row's system prompt is one"
@@ -203,7 +204,8 @@ def silent_turns(
 
     Raises ConfigurationError for marks that contradict each other or spec.data.lossOn, and for those that are neither yes nor no.
     """
-    said = {i: mark for i, message in enumerate(messages) if (mark := _mark(message, place)) is not None}
+    marks = [_mark(message, place) for message in messages]
+    said = {i: mark for i, mark in enumerate(marks) if mark is not None}
     others = [i for i, mark in said.items() if mark and messages[i]["role"] != "assistant"]
     if loss_on == "all" and not all(said.values()):
         rule = "marks a message as not to be learnt, and spec.data.lossOn: all learns every token"

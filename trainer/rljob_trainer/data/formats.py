@@ -72,7 +72,7 @@ PromptText = Messages | str | None
 
 def conversation(record: Record, place: Place, data: DataSpec, form: str) -> TextVariant:
     """What `task: sft` learns from a row. Raises LeftOut, and ConfigurationError for a row of another shape than the format's."""
-    prompt, key = PROMPTS[form](record, place, data), RESPONSES[form](data)
+    prompt, key = PROMPTS[form](record, place, data), _response_key(form, data)
     said = prompt if key is None else _answered(prompt, record, key, place, data)
     said = _with_system_column(said, record, place)
     if isinstance(said, Texts):
@@ -88,6 +88,13 @@ def conversation(record: Record, place: Place, data: DataSpec, form: str) -> Tex
         raise LeftOut("masked")
     shown = unmarked(said[: learnt[-1] + 1])
     return _chat(shown, tools_of(record.get("tools"), place), start, data.chat_template, silent)
+
+
+def _response_key(form: str, data: DataSpec) -> str | None:
+    """Column of the answer; None: the conversation holds it."""
+    if form == "columns":
+        return data.response_key
+    return "output" if form == "alpaca" else None
 
 
 def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[TextVariant, TextVariant]:
@@ -255,10 +262,3 @@ PROMPTS: dict[str, Callable[[Record, Place, DataSpec], PromptText]] = {
     "alpaca": _alpaca,
     "columns": _prompt,
 }
-RESPONSES: dict[str, Callable[[DataSpec], str | None]] = {
-    "messages": lambda data: None,
-    "sharegpt": lambda data: None,
-    "alpaca": lambda data: "output",
-    "columns": lambda data: data.response_key,
-}
-"""Column of the answer; None: the conversation holds it."""

@@ -87,10 +87,13 @@ class RowExamples(ExampleSet):
     def _example(self, index: int) -> Example:
         return self._logged(self._encoder(self._row(index)))
 
+    def _rows(self, indices: Sequence[int]) -> list[RawRow]:
+        return [self._row(i) for i in indices]
+
     async def _examples(self, indices: Sequence[int]) -> list[Example]:
         if self._workers is None:
             return [self[i] for i in indices]
-        rows = await asyncio.to_thread(lambda: [self._row(i) for i in indices])
+        rows = await asyncio.to_thread(self._rows, indices)
         return [self._logged(example) for example in await self._workers.encode(rows)]
 
     def close(self) -> None:

@@ -71,7 +71,10 @@ class PackedDocuments(ExampleSet):
         return Example(index, variants, file.place.path, None if variants else "empty")
 
     async def _examples(self, indices: Sequence[int]) -> list[Example]:
-        return await asyncio.to_thread(lambda: [self[i] for i in indices])
+        return await asyncio.to_thread(self._read, indices)
+
+    def _read(self, indices: Sequence[int]) -> list[Example]:
+        return [self[i] for i in indices]
 
 
 def load_documents(

@@ -91,7 +91,8 @@ PLACES_OF_ANSWERS = (
 def answers_elsewhere(file: Place, setting: str) -> str:
     """What to do about rows without an answer, by the first row of their file. `setting`: `set KEY`."""
     place, record = next(read_records(file, ()))
-    answers = [(path, value) for path in PLACES_OF_ANSWERS if _is_answer(value := find(path, record))]
+    values = [(path, find(path, record)) for path in PLACES_OF_ANSWERS]
+    answers = [(path, value) for path, value in values if _is_answer(value)]
     meant = f"{setting} to the one of answers"
     if answers:
         path, value = answers[0]

@@ -8,6 +8,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.driver.buffer.examples import Examples
 from rljob_trainer.driver.buffer.sources import BatchSource
+from rljob_trainer.driver.done import when_done
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.wire.batch import Batch
@@ -68,7 +69,10 @@ class Evaluation:
     async def by_rollouts(self, step: int) -> None:
         """Evaluate the policy of `step` with the rollouts, if that is due."""
         assert not isinstance(self._source, Examples), "rollouts answer held-out prompts"
-        if self.is_due(step) and (metrics := await self._source.evaluate()):
+        if not self.is_due(step):
+            return
+        metrics = await self._source.evaluate()
+        if metrics:
             self._reporter.record_evaluation(step, metrics)
 
     def begin(self) -> None:
@@ -76,7 +80,7 @@ class Evaluation:
         assert isinstance(self._source, Examples), "the ranks evaluate what is given"
         if self._held_out is None:
             self._held_out = asyncio.create_task(self._source.held_out_batch())
-            self._held_out.add_done_callback(lambda _: self._changed())
+            when_done(self._held_out, self._changed)
 
     def held_out(self) -> Batch | None:
         """The held-out examples; None while they are prepared. Raises what `held_out_batch` raised."""

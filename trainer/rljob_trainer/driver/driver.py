@@ -125,7 +125,7 @@ class Driver(DriverCalls):
         if buffer and isinstance(self._buffer, RolloutBuffer):
             self._buffer.restore(await asyncio.to_thread(saved.read, buffer, self._spec, step))
         await self._uploads.begin(Path(c.path) for c in checkpoints)
-        self._ending.callback(lambda: sinks.close(self._end))
+        self._ending.callback(self._close, sinks)
         self._spans = SpanLog(Path(self._spec.checkpoint.path), self._control, Collector.of(os.environ))
         self._ending.callback(self._end_spans)
         self._ending.push_async_callback(self._uploads.stop)
@@ -314,6 +314,9 @@ class Driver(DriverCalls):
     def _begin_step(self) -> None:
         self._step_began = time.monotonic()
         self._reporter.timeline.cut()
+
+    def _close(self, sinks: Sinks) -> None:
+        sinks.close(self._end)
 
     def _end_spans(self) -> None:
         """Of what came after the last step."""

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rljob_api import names
+from rljob_api.callbacks import nothing
 from rljob_trainer.driver.buffer.measured import Measure, joined
 from rljob_trainer.driver.buffer.sources import Ready
+from rljob_trainer.driver.done import when_done
 from rljob_trainer.driver.pod_listener import PodListener
 from rljob_trainer.driver.server import RankLost, answer
 from rljob_trainer.failure import PeerLost
@@ -56,9 +58,9 @@ class RoleGang(RoleCalls):
 
     role: str
     connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
-    wake: Callable[[], None] = lambda: None
+    wake: Callable[[], None] = nothing
     """Called when the result of `written` may have changed."""
-    on_loaded: Callable[[], None] = lambda: None
+    on_loaded: Callable[[], None] = nothing
     """Called once, when the role has loaded its model."""
     timeline: Timeline = field(default_factory=Timeline)
     """Has when it does what it is asked for."""
@@ -187,7 +189,7 @@ class Gangs:
         """The critic's gang, the only one that learns."""
         return self._gangs.get(names.ROLE_CRITIC)
 
-    def open(self, steps: int, on_loaded: Callable[[], None] = lambda: None) -> None:
+    def open(self, steps: int, on_loaded: Callable[[], None] = nothing) -> None:
         """Have all roles load their models. `on_loaded` is called once for each. `steps`: of the whole job."""
         for gang in self._gangs.values():
             gang.on_loaded = on_loaded
@@ -244,7 +246,7 @@ class Critic:
             ready = buffer.first
             if ready:
                 self._valuing = asyncio.create_task(self._valued(ready))
-                self._valuing.add_done_callback(lambda _: self._changed())
+                when_done(self._valuing, self._changed)
             return None
         if not self._valuing.done():
             return None
@@ -260,7 +262,7 @@ class Critic:
     def learn(self, measured: Batch) -> None:
         """Begin to learn from the batch that was returned last. `measured`: its columns, and what the critic is to learn."""
         self._learning = self._gang.tell("learn", measured)
-        self._learning.add_done_callback(lambda _: self._changed())
+        when_done(self._learning, self._changed)
 
     def learnt(self) -> dict[str, float] | None:
         """The metrics of the last update; None until it is done."""

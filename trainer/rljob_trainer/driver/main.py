@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from rljob_api import names
+from rljob_api.callbacks import nothing
 from rljob_api.protocol import Control
 from rljob_api.sizing.layout import required_servers
 from rljob_api.sizing.replica import sequences
@@ -63,9 +64,7 @@ def main() -> None:
         raise
 
 
-async def drive(
-    directory: Path, listener: socket.socket, token: str, loaded: Callable[[], None] = lambda: None
-) -> None:
+async def drive(directory: Path, listener: socket.socket, token: str, loaded: Callable[[], None] = nothing) -> None:
     """Run one attempt until rank 0 calls `end`. `loaded`: called when all data is there. Raises the first error of any part."""
     control = read_control(directory)
     progress = ProgressFile(directory / "progress.json")
@@ -174,7 +173,7 @@ async def _reinforcement(
         driver = Driver(control, source, train, measuring, rollouts, pools, reporter, gangs)
         sandboxes.changed = reporter.show_phase
         workers.follow(reporter.show_phase)
-        progress.load = lambda: workers.load
+        progress.load = workers.load
         yield driver, rollouts, gangs
     finally:
         following.cancel()
@@ -197,9 +196,13 @@ def _reporter(
     further: Sequence[RewardManager | Agent] = (),
 ) -> Reporter:
     """What the attempt reports of its parts. An evaluation waits for no other gang's model."""
+
+    def is_served() -> bool:
+        return rollouts.is_enough and pools.ready and all(part.ready for part in further)
+
     return Reporter(
         progress,
-        is_served=lambda: rollouts.is_enough and pools.ready and all(part.ready for part in further),
+        is_served=is_served,
         loading=list if spec.evaluation.only else gangs.loading,
         answers=lambda: rollouts.awaited,
         alarms=Alarms(spec),

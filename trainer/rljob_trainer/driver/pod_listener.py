@@ -166,7 +166,6 @@ class PodsOfWorkers:
             listener.admit(names.scorer_role(i), pods)
         return cls(own, rewards)
 
-    @property
     def load(self) -> dict[str, WorkerLoad]:
         """By role, of those whose pods come and go with their calls."""
         agent = {names.ROLE_WORKER: self.of_agent.load} if self.of_agent else {}

@@ -30,9 +30,11 @@ class Changes:
         """Call `find` whenever something changed, until its result is not empty; {} after ANSWER_SECONDS. Raises what `find` raises."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS):
-                while not (answer := find()):
+                answer = find()
+                while not answer:
                     self._changed.clear()
                     await self._changed.wait()
+                    answer = find()
                 return answer
         return {}
 

@@ -45,7 +45,7 @@ class Piece:
     name: str = ""
     """What it is, in words that are the same in every epoch."""
     kind: str = OF_CLIENTS
-    ticket: str = field(default_factory=lambda: secrets.token_hex(8))
+    ticket: str = field(default_factory=partial(secrets.token_hex, 8))
 
 
 class Desk:
@@ -124,8 +124,11 @@ class Desk:
             self.policies.begin()
         for book in self._clients.living():
             book.line.restart()
-        keep = Piece(encode(KeepModels(models=())), lambda *_: self._clients.collect())
+        keep = Piece(encode(KeepModels(models=())), self._collect)
         self._life, self._pending, self._surplus = life, keep, False
+
+    async def _collect(self, _result: WorkResult | WorkFailure, _body: bytes) -> None:
+        await self._clients.collect()
 
     async def _failed_with(self, piece: Piece) -> None:
         """An attempt has failed while its ranks did a piece."""
@@ -174,10 +177,12 @@ class Desk:
             return None if draining or time.monotonic() < book.not_before else self._making(book)
         if self._checkpoint_due(book, draining):
             return self._checkpoint(book)
-        while not draining and (seq := line.due()) is not None:
+        seq = None if draining else line.due()
+        while seq is not None:
             piece = await self._running(book, seq)
             if piece:
                 return piece
+            seq = line.due()
         return None
 
     def _making(self, book: Book) -> Piece:

@@ -15,6 +15,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rljob_api.callbacks import nothing
+
 _HEAD = struct.Struct(">IIQ")
 """Checksum of the rest, length of the JSON, length of the bytes. The checksum of these three stands before them."""
 _CHECKSUM = 4
@@ -39,7 +41,7 @@ class JournalRecord(NamedTuple):
 class Journal:
     """One file. Not for several threads at a time."""
 
-    def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, path: Path, check: Callable[[], None] = nothing) -> None:
         """Opens or makes the file, and writes anew what there is: whoever still has the former file open appends to one that nobody reads. Raises
         OSError, JournalDamaged. `check` is called before a write counts, and raises if it must not."""
         self._path, self._check = path, check
@@ -116,7 +118,8 @@ def _read(path: Path) -> tuple[list[JournalRecord], int]:
     """The whole records of a file, and how many bytes they are. Raises JournalDamaged."""
     content = path.read_bytes() if path.exists() else b""
     records, end = list[JournalRecord](), 0
-    while (start := end + _CHECKSUM + _HEAD.size) <= len(content):
+    while end + _CHECKSUM + _HEAD.size <= len(content):
+        start = end + _CHECKSUM + _HEAD.size
         head = content[end + _CHECKSUM : start]
         if zlib.crc32(head) != int.from_bytes(content[end : end + _CHECKSUM]):
             raise _damaged(path, end, len(content))

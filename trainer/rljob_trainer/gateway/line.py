@@ -165,7 +165,8 @@ class RequestLine:
         start = max(self.watermark, 0)
         if self.place is None or self.place != self.done or self.place <= start:
             return False
-        last = next((e for seq in range(self.place, start, -1) if (e := self.entries[seq]).changes), None)
+        entries = (self.entries[seq] for seq in range(self.place, start, -1))
+        last = next((entry for entry in entries if entry.changes), None)
         return last is None or last.stepped
 
     def loads(self) -> set[str]:

@@ -161,8 +161,10 @@ def _opened(control: Control) -> GatewayService:
 
 
 async def _control(file: Path) -> Control:
-    while not (text := read_text(file)):  # noqa: ASYNC110 another process writes it
+    text = read_text(file)
+    while not text:  # another process writes it
         await asyncio.sleep(CONTROL_SECONDS)
+        text = read_text(file)
     return Control.model_validate_json(text)
 
 

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from rljob_api.callbacks import nothing
 from rljob_trainer.gateway.clients import BusyError
 from rljob_trainer.gateway.completions import Completions, number_of, queue_of
 from rljob_trainer.gateway.registry import session_of
@@ -41,7 +42,7 @@ class Samples:
     """Requests for samples, by the name that the client knows."""
 
     def __init__(
-        self, sample: Callable[[SampleRequest], Awaitable[SampleAnswer]], count: Callable[[int], None] = lambda _: None
+        self, sample: Callable[[SampleRequest], Awaitable[SampleAnswer]], count: Callable[[int], None] = nothing
     ) -> None:
         """`count`: called with the number of tokens of each answer."""
         self._sample, self._count = sample, count

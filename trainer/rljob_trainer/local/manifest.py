@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from rljob_api.base import Model
+from rljob_api.callbacks import always
 from rljob_api.manifest import ManifestError, OverrideError, read
 from rljob_api.rules.engine import Violation, lines
 from rljob_api.rules.volumes import volume_of
@@ -125,9 +126,7 @@ class Job:
     spec: RLJobSpec
 
 
-def load(
-    file: Path, mounts: list[str], settings: Sequence[str] = (), needed: Callable[[str], bool] = lambda field: True
-) -> Job:
+def load(file: Path, mounts: list[str], settings: Sequence[str] = (), needed: Callable[[str], bool] = always) -> Job:
     """`mounts`: `/path=directory`; `settings`: `train.steps=500`. The object with these settings is held to all rules, what it reads is looked for,
     then its paths are those of this machine. `needed`: of a field that names a file, whether it has to be here. Raises ManifestError."""
     try:

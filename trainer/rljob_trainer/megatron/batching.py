@@ -138,8 +138,10 @@ def plan(
         raise ValueError(f"a sample has {max(lengths)} tokens, more than a micro-batch of {room} can hold")
     group = ranks * multiple
     count = group * -(-_fewest(lengths, room) // group)
-    while (batches := _spread(lengths, count, room)) is None:
+    batches = _spread(lengths, count, room)
+    while batches is None:
         count += group
+        batches = _spread(lengths, count, room)
     return _dealt(batches, costs, ranks)
 
 

@@ -27,7 +27,7 @@ from rljob_trainer.megatron.memory import Meter
 from rljob_trainer.megatron.model import PolicyModel
 from rljob_trainer.megatron.network import TrainedModel, TrainedNetwork
 from rljob_trainer.megatron.optimizer import NonFiniteError, update_metrics
-from rljob_trainer.megatron.packing import MASK, micro_batch
+from rljob_trainer.megatron.packing import MASK, MicroBatch, micro_batch
 from rljob_trainer.megatron.provider import MODEL, work_of
 from rljob_trainer.megatron.step import ModelRanks, Step, gather
 from rljob_trainer.megatron.value_model import ValueModel, critic_model
@@ -221,9 +221,10 @@ class Engine(ModelRanks):
         """The reference, if the objective needs it and it is on these ranks. Must be made while the policy has its initial weights."""
         if "reference_log_probs" not in self.objective.needs or names.ROLE_REFERENCE not in self._shared:
             return None
-        return reference_of(
-            self._spec, self._model, lambda *what: self._policy.log_probs(*what), self._parallel, self.heartbeat
-        )
+        return reference_of(self._spec, self._model, self._policy_log_probs, self._parallel, self.heartbeat)
+
+    def _policy_log_probs(self, micro_batches: Sequence[MicroBatch], temperature: float) -> list[torch.Tensor]:
+        return self._policy.log_probs(micro_batches, temperature)
 
     def _trained_policy(self) -> TrainedNetwork:
         spec = self._spec

@@ -15,6 +15,10 @@ from rljob_trainer.wire.weights.plan import GatherPhase
 _VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
+def _as_it_is(task: Any) -> Any:
+    return task
+
+
 class Exporter:
     """Exports the model that is sharded over the `modules` of all ranks, with the bridge that loaded it."""
 
@@ -26,14 +30,14 @@ class Exporter:
         """Look up how parameters are converted. Must be called before modules are wrapped, whose parameters have other names. Collective."""
         _ = self.tasks, self._own_tasks
 
-    def tensors(self, change: Callable[[Any], Any] = lambda task: task) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, change: Callable[[Any], Any] = _as_it_is) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields unsharded tensors in the model's dtype, on every rank. Collective: every rank must exhaust the iterator.
 
         `change` may replace each conversion task of the bridge just before it runs, for example by one of merged weights.
         """
         return self._converted(self.tasks, change)
 
-    def owned(self, change: Callable[[Any], Any] = lambda task: task) -> list[GatherPhase]:
+    def owned(self, change: Callable[[Any], Any] = _as_it_is) -> list[GatherPhase]:
         """Like `tensors`, but each tensor on its owner only: nothing leaves its pipeline stage. The first call is collective over all ranks.
 
         First what all ranks of the stage share: the first rank of its first copy owns it, and the tensor ranks of that copy take part. So do the

@@ -115,7 +115,8 @@ def _gradient_in_place(
     vocabulary: int,
 ) -> None:
     """See logprob_kernels.gradient_in_place. `local`: [t, 1 + K], with a slope of each candidate [K, t] behind the three; the kernel takes none."""
-    if local.shape[-1] == 1 and (kernels := triton_kernels(KERNELS, logits.is_cuda)):
+    kernels = triton_kernels(KERNELS, logits.is_cuda) if local.shape[-1] == 1 else None
+    if kernels:
         kernels.gradient_in_place(
             logits, local[:, 0].contiguous(), normaliser, entropy, slopes, scale, real, vocabulary
         )

@@ -16,6 +16,7 @@ from megatron.bridge.peft.lora import LoRA
 from megatron.bridge.peft.lora_layers import LoRALinear
 from megatron.core.transformer.module import MegatronModule
 
+from rljob_api.callbacks import always
 from rljob_api.spec.model import LoraSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.lora_parts import GivenAdapters, LoRAOfParts, PartsLinear
@@ -106,7 +107,8 @@ class Adapters:
             if hasattr(wrapped.to_wrap, "post_layernorm"):
                 _put_norm_last(wrapped)
         self._by_matrix = {id(w.to_wrap.weight): w for w in self._wrapped}
-        self._names = {t.global_param_name: w for t in tasks if (w := self._by_matrix.get(id(t.param_weight)))}
+        wrapped_of = ((t.global_param_name, self._by_matrix.get(id(t.param_weight))) for t in tasks)
+        self._names = {name: wrapped for name, wrapped in wrapped_of if wrapped}
         """Of the matrices with adapters, by megatron's name of each in the whole model."""
         for layer in (w.to_wrap for w in self._wrapped):
             if isinstance(layer, TELayerNormColumnParallelLinear):  # as megatron-bridge sets it on Transformer Engine's
@@ -121,7 +123,7 @@ class Adapters:
         for module in modules:
             _require_input_gradients(module)
 
-    def begin(self, seed: int, rank: int, chosen: Callable[[str], bool] = lambda _: True) -> None:
+    def begin(self, seed: int, rank: int, chosen: Callable[[str], bool] = always) -> None:
         """Initialize as the peft library does, with B = 0: the first `rank` rows of A, the others with 0. Adapters of matrices that are not
         `chosen`, by their names, have A = B = 0. Where a row of A and the column of B are 0, so are their gradients."""
         for name, wrapped in self._names.items():

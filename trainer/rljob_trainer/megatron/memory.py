@@ -46,10 +46,16 @@ class Offloader:
         def parameters() -> Iterator[torch.Tensor]:
             return (p for m in modules for p in m.parameters())
 
+        def gradients() -> Iterator[torch.Tensor]:
+            return (b.grad_data for d in ddp for b in d.buffers + d.expert_parallel_buffers)
+
+        def optimizer_states() -> Iterator[torch.Tensor]:
+            return states(optimizer, {p.untyped_storage().data_ptr() for p in parameters()})
+
         parts: dict[PartName, Tensors] = {
             "parameters": parameters,
-            "gradients": lambda: (b.grad_data for d in ddp for b in d.buffers + d.expert_parallel_buffers),
-            "optimizer": lambda: states(optimizer, {p.untyped_storage().data_ptr() for p in parameters()}),
+            "gradients": gradients,
+            "optimizer": optimizer_states,
         }
         self._parts = {
             name: OffloadedPart(tensors, keep=name != "gradients")

@@ -65,7 +65,11 @@ class Passes:
         # to a mean here, as is that of multi-token prediction. A tensor on the device, since every micro-batch reads it, and a copy from the host
         # would wait for the device each time.
         scale = torch.full((), 1.0 / batch.read_tokens, device=batch.micro_batches[0].tokens.device)
-        self.config.moe_grad_scale_func = self.config.mtp_grad_scale_func = lambda: scale
+
+        def scale_of_a_token() -> torch.Tensor:
+            return scale
+
+        self.config.moe_grad_scale_func = self.config.mtp_grad_scale_func = scale_of_a_token
         return self._run(batch.micro_batches, partial(_for_schedule, loss), training=True)
 
     def _run(self, micro_batches: Sequence[MicroBatch], measure: OutputFunction, training: bool) -> list[Any]:
@@ -96,7 +100,11 @@ class Passes:
         packed = copy(micro.packed)  # layers keep there what others of the same pass take (sparse_attention.py)
         with self.routing.of(model, micro):
             output = model(micro.tokens, micro.positions, None, packed_seq_params=packed, **micro.images, **kwargs)
-        return output, lambda output, non_loss_data=False: measure(micro, output)
+
+        def measured(output: torch.Tensor, non_loss_data: bool = False) -> Any:
+            return measure(micro, output)
+
+        return output, measured
 
 
 def _for_schedule(

@@ -71,7 +71,11 @@ class FrozenRole(ModelRanks):
 
     def _rewards(self, role: str, heartbeat: Callable[[], None]) -> StepMeasure:
         models = RewardModels(self._spec, {role}, self._parallel, heartbeat)
-        return lambda step: Measured(scores=np.sum([*models.scores(step)], axis=0))
+
+        def measure(step: Step) -> Measured:
+            return Measured(scores=np.sum([*models.scores(step)], axis=0))
+
+        return measure
 
 
 class CriticRole(ModelRanks):

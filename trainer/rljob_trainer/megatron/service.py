@@ -79,7 +79,11 @@ class ClientSlots:
         """Make a model, and put it into the adapters. Raises RefusedWork."""
         self._require(work)
         self._leave()
-        self._adapters.begin(work.seed, work.rank, lambda name: work.attention if ATTENTION in name else work.mlp)
+
+        def is_trained(name: str) -> bool:
+            return work.attention if ATTENTION in name else work.mlp
+
+        self._adapters.begin(work.seed, work.rank, is_trained)
         self._optimizer.reload_model_params()
         self.restart()
         self._slots[work.model] = self._resident = _Slot(work)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rljob_api import names
+from rljob_api.callbacks import nothing
 from rljob_api.protocol import Control, Report
 from rljob_trainer.checkpoint.exports import with_model
 from rljob_trainer.failure import ConfigurationError
@@ -101,7 +102,7 @@ async def keep_following(
 
 
 async def keep_reporting(
-    channel: Channel, state: Callable[[], Report], news: asyncio.Event, reported: Callable[[], None] = lambda: None
+    channel: Channel, state: Callable[[], Report], news: asyncio.Event, reported: Callable[[], None] = nothing
 ) -> None:
     """Report on every change, which sets `news`, and at least every REPORT_SECONDS. `reported` is called after each report."""
     while True:

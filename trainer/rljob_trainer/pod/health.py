@@ -193,7 +193,8 @@ class HealthCheck:
             if reason:
                 return Lost(reason, dead=True)
             limit = STUCK_PART_SECONDS if self._is_part else STUCK_SECONDS
-            if self._answered is None and (seconds := self._idle_seconds()) > limit:
+            seconds = self._idle_seconds() if self._answered is None else 0.0
+            if seconds > limit:
                 return Lost(f"it has neither logged nor read anything for {seconds:.0f} s while it started")
             await asyncio.sleep(POLL_SECONDS)
 
@@ -223,7 +224,8 @@ class HealthCheck:
         """What is wrong with the engine according to the API server's answer; None: nothing."""
         if "error" in answer:
             return Lost(f"the engine failed: {answer['error']}", dead=True)
-        if answer["silence"] > STILL_SECONDS and (reason := self._engine.still(STILL_SECONDS)):
+        reason = self._engine.still(STILL_SECONDS) if answer["silence"] > STILL_SECONDS else ""
+        if reason:
             return Lost(reason)
         busy = answer["updating"] or self._engine.computed_within(FROZEN_SECONDS)
         if answer["silence"] > (BUSY_SECONDS if busy else FROZEN_SECONDS):

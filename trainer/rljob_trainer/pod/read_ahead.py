@@ -88,6 +88,9 @@ def read(directories: Iterable[Path], limit: int, stopped: threading.Event) -> i
 def _read_file(file: Path, limit: int, stopped: threading.Event) -> int:
     buffer, done = memoryview(bytearray(CHUNK)), 0
     with file.open("rb", buffering=0) as stream:
-        while done < limit and not stopped.is_set() and (count := stream.readinto(buffer[: limit - done])):
+        while done < limit and not stopped.is_set():
+            count = stream.readinto(buffer[: limit - done])
+            if not count:
+                break
             done += count
     return done

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rljob_api import names
 from rljob_api.protocol import Failure
@@ -236,7 +237,8 @@ class ServerProcess:
 
     def _lost(self, lost: Lost) -> Failure:
         """The failure of a server that the health check has given up. A dead engine has logged why, unless it was killed."""
-        if lost.dead and (error := engine_error(self._log)):
+        error = engine_error(self._log) if lost.dead else None
+        if error:
             return self._raised(error)
         return self._failure(
             "collective" if lost.elsewhere else "killed", SERVER_LOST, f"the server was killed: {lost.reason}"
@@ -273,6 +275,6 @@ async def _pipe() -> tuple[asyncio.StreamReader, int]:
     ours, theirs = os.pipe()
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ours, "rb")
+        partial(asyncio.StreamReaderProtocol, reader), os.fdopen(ours, "rb")
     )
     return reader, theirs

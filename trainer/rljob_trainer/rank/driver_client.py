@@ -4,11 +4,13 @@ import json
 import socket
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rljob_api.callbacks import never, nothing
 from rljob_trainer.failure import PeerLost
 from rljob_trainer.wire.arrays import Stream, allocated, chunks, raw
 from rljob_trainer.wire.batch import Array
@@ -93,7 +95,7 @@ class Client(Caller):
 
 def heartbeat_of(client: Client | None) -> Callable[[], None]:
     """The heartbeat of a rank. Only rank 0 has a client; it cannot progress for long without the others, so its heartbeats are enough."""
-    return client.heartbeat if client else lambda: None
+    return client.heartbeat if client else nothing
 
 
 class DriverClient(Client):
@@ -169,7 +171,7 @@ class RoleClient(Client):
     def connect(address: tuple[str, int], role: str, attempt: int, token: str, seconds: float) -> "RoleClient":
         """Connect, waiting for a driver that is still starting, and show the job's token. Raises DriverLost."""
         lost = f"no driver answers at {address[0]}:{address[1]}"
-        connection = _connected(lambda: socket.create_connection(address, timeout=seconds), (OSError,), seconds, lost)
+        connection = _connected(partial(socket.create_connection, address, timeout=seconds), (OSError,), seconds, lost)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client = RoleClient(connection)
         client.call("hello", {"role": role, "attempt": attempt, "token": token})
@@ -192,7 +194,7 @@ def _to_own_driver(path: Path, error_file: Path, seconds: float) -> socket.socke
     """A connection to the driver next to this rank."""
     starting = (FileNotFoundError, ConnectionRefusedError)
     lost = "the driver did not start: see driver.log"
-    return _connected(lambda: connect(path), starting, seconds, lost, error_file.exists)
+    return _connected(partial(connect, path), starting, seconds, lost, error_file.exists)
 
 
 def _connected(
@@ -200,7 +202,7 @@ def _connected(
     starting: tuple[type[OSError], ...],
     seconds: float,
     lost: str,
-    has_failed: Callable[[], bool] = lambda: False,
+    has_failed: Callable[[], bool] = never,
 ) -> socket.socket:
     """Call `connect` until it does not raise `starting`. Raises DriverLost with the message `lost` after `seconds`, or once `has_failed`."""
     deadline = time.monotonic() + seconds

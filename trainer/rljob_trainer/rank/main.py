@@ -181,10 +181,12 @@ def wait_for_servers(directory: Path, spec: RLJobSpec, heartbeat: Callable[[], N
 
     This waits without a limit of its own: the launcher ends the attempt when a server fails.
     """
-    while len(rollouts := read_control(directory).rollouts) < servers_per_pod(spec):
+    while True:
+        rollouts = read_control(directory).rollouts
+        if len(rollouts) >= servers_per_pod(spec):
+            return rollouts
         heartbeat()
         time.sleep(POLL_SECONDS)
-    return rollouts
 
 
 def _open_store(control: Control) -> Store:

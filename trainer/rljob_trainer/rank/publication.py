@@ -116,8 +116,9 @@ class Publication:
     def replicas(self) -> list[dict[str, Any]]:
         """Wait until nothing is generated under the previous policy any more, or need not end; the rollouts that are to get the new one, as
         endpoints."""
-        while "replicas" not in (answer := self._ranks.broadcast(self._driver.replicas() if self._driver else None)):
-            pass
+        answer: Any = {}
+        while "replicas" not in answer:
+            answer = self._ranks.broadcast(self._driver.replicas() if self._driver else None)
         return answer["replicas"]
 
     def publish(self, step: int, replicas: Sequence[dict[str, Any]]) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from rljob_api import names
+from rljob_api.callbacks import nothing
 from rljob_api.protocol import Control
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.checks import prove_fence
@@ -48,7 +49,7 @@ class Requests:
     def __init__(self, ranks: Ranks, client: RoleClient | None):
         self._ranks, self._client = ranks, client
 
-    def next(self, while_waiting: Callable[[], None] = lambda: None) -> RoleRequest:
+    def next(self, while_waiting: Callable[[], None] = nothing) -> RoleRequest:
         """Wait for the next request (RoleClient.next); `while_waiting` is called about once a second meanwhile."""
         while True:
             while_waiting()
@@ -82,7 +83,7 @@ class RoleService:
 
     def until_over(self) -> TaskOutcome:
         """Serve requests until the driver says that the job is over. Returns how it ended."""
-        report = self._saving.report if self._saving else lambda: None
+        report = self._saving.report if self._saving else nothing
         request = self._requests.next(report)
         while "over" not in request:
             self._do(request)

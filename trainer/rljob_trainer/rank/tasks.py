@@ -28,13 +28,6 @@ EVALUATED = {
     "train/margin": "evaluation/margin",
 }
 """Metrics of an objective, and their names on held-out data."""
-OBJECTIVES: dict[str, Callable[[RLJobSpec], Objective]] = {
-    "rl": PolicyObjective,
-    "sft": lambda spec: CrossEntropyObjective(spec.sft),
-    "pretrain": lambda spec: CrossEntropyObjective(spec.sft),
-    "dpo": lambda spec: PreferenceObjective(spec.dpo),
-    "rewardModel": lambda spec: RewardModelObjective(),
-}
 
 
 class RankTask(Protocol):
@@ -183,7 +176,17 @@ class ExampleTask:
 
 def objective_of(spec: RLJobSpec) -> Objective:
     """The objective of the trained network. Raises ConfigurationError for a user's function that cannot be loaded."""
-    return OBJECTIVES[spec.task](spec)
+    match spec.task:
+        case "rl":
+            return PolicyObjective(spec)
+        case "sft" | "pretrain":
+            return CrossEntropyObjective(spec.sft)
+        case "dpo":
+            return PreferenceObjective(spec.dpo)
+        case "rewardModel":
+            return RewardModelObjective()
+        case "service":
+            raise ValueError("the clients of a service say what is learnt")
 
 
 def require_same_files(objective: Objective, ranks: Ranks) -> None:

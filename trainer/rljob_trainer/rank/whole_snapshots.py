@@ -9,6 +9,7 @@ each server has to compute, too (probe).
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def senders_of(control: Control, ranks: Ranks, client: ServiceDriverClient | Non
     token, transport = os.environ[names.ENV_ROLLOUT_TOKEN], transport_of(control.spec, os.environ[names.ENV_POD_IP])
     awaits = client.awaiting if client else None
     return Senders(
-        ranks, lambda: Publisher(control.attempt, token, transport, awaits), client.heartbeat if client else _nothing
+        ranks, partial(Publisher, control.attempt, token, transport, awaits), client.heartbeat if client else _nothing
     )
 
 

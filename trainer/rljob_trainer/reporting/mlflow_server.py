@@ -58,7 +58,10 @@ class MLflow:
     def _send_all(self) -> None:
         from mlflow.exceptions import MlflowException
 
-        while not isinstance(waiting := self._waiting.get(), str):
+        while True:
+            waiting = self._waiting.get()
+            if isinstance(waiting, str):
+                break
             try:
                 self._send(*waiting)
             except MlflowException as error:

@@ -164,7 +164,13 @@ def fill_in(field: str, headers: Mapping[str, str]) -> dict[str, str]:
         fix = "write the Secret without a line end, for example with `printf` in place of `echo`"
         raise ConfigurationError(f"{field}.{header}", f"${name}", rule, fix)
 
-    return {h: VARIABLE.sub(lambda m, h=h: value(h, m[1]), text) for h, text in headers.items()}  # type: ignore[misc]
+    def filled(header: str, text: str) -> str:
+        def of_variable(variable: re.Match[str]) -> str:
+            return value(header, variable[1])
+
+        return VARIABLE.sub(of_variable, text)
+
+    return {header: filled(header, text) for header, text in headers.items()}
 
 
 class HttpService:

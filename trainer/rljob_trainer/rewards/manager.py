@@ -7,6 +7,7 @@ import asyncio
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from rljob_api.spec.model import RewardSpec, VllmReward
@@ -27,7 +28,7 @@ VLLM_RETRIES = 2
 
 async def apart[**P, R](function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
     """What the function returns in a thread. Raises what it raises."""
-    return await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: function(*arguments, **named))
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(function, *arguments, **named))
 
 
 class Scorer(Protocol):

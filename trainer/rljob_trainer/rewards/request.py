@@ -161,7 +161,10 @@ def require_arguments(field: str, spec: PythonReward, takes: Sequence[str]) -> N
 
 
 def _constant(value: Any) -> Value:
-    return lambda request: value
+    def constant(_: RewardRequest) -> Any:
+        return value
+
+    return constant
 
 
 def arguments(request: RewardRequest, known: Mapping[str, Value], names: Sequence[str]) -> dict[str, Any]:

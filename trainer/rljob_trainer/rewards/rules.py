@@ -92,8 +92,9 @@ def _value(match: re.Match[str]) -> ExactNumber:
     first, sign = _decimal(match["first"]), -1 if match["sign"] else 1
     if match["power"] and first.copy_abs().log10() * abs(int(match["power"])) < LARGEST_POWER:
         return sign * Fraction(first) ** int(match["power"])
-    if match["over"] and (below := _decimal(match["over"])):
-        return sign * Fraction(first) / Fraction(below)
+    over = _decimal(match["over"]) if match["over"] else None
+    if over:
+        return sign * Fraction(first) / Fraction(over)
     if match["below"] and int(match["below"]):
         ratio = Fraction(int(match["top"]), int(match["below"]))
         return sign * (Fraction(first) + ratio) if ratio < 1 else ratio

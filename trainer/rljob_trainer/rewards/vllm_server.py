@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+from rljob_api.callbacks import nothing
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.model import Judge
 from rljob_trainer.rewards.http_service import Post, TransientError, UnauthorizedError, UnreachableError, finite
@@ -65,9 +66,11 @@ class Pool:
     @asynccontextmanager
     async def server(self) -> AsyncIterator[str]:
         """The address of one, which counts as loaded meanwhile."""
-        while (url := self._least_loaded()) is None:
+        url = self._least_loaded()
+        while url is None:
             self._changed.clear()
             await self._changed.wait()
+            url = self._least_loaded()
         self._load[url] += 1
         try:
             yield url
@@ -92,7 +95,7 @@ class Pools:
     def __init__(self, names: Iterable[str], token: str) -> None:
         self._pools = {name: Pool(name) for name in names}
         self._headers = {"Authorization": f"Bearer {token}"}
-        self.wake: Callable[[], None] = lambda: None
+        self.wake: Callable[[], None] = nothing
         """Called when `unauthorized` may be another."""
 
     @property
@@ -223,7 +226,11 @@ class GenerativeJudge:
 def filled(prompt: str, request: RewardRequest) -> str:
     """A judge's prompt with the texts of one response. What stands in these is not filled in again."""
     texts = {"prompt": request.prompt, "response": request.response, "answer": request.answer}
-    return PLACEHOLDER.sub(lambda placeholder: texts[placeholder[1]], prompt)
+
+    def text_of(placeholder: re.Match[str]) -> str:
+        return texts[placeholder[1]]
+
+    return PLACEHOLDER.sub(text_of, prompt)
 
 
 def _text(answer: Any) -> str:

@@ -58,7 +58,8 @@ def split(returned: Any) -> Returned:
     if SCORE not in returned:
         raise NotAReward(f"a dict without {SCORE!r}: its keys are {_short(', '.join(map(str, returned))) or 'none'}")
     others = {key: value for key, value in returned.items() if key not in (SCORE, PREDICTION)}
-    metrics = {key: number for key, value in others.items() if (number := _metric(value)) is not None}
+    numbers = {key: _metric(value) for key, value in others.items()}
+    metrics = {key: number for key, number in numbers.items() if number is not None}
     strange = [key for key in metrics if not isinstance(key, str) or not OWN_NAME.fullmatch(key)]
     if strange:
         raise NotAReward(

@@ -19,7 +19,10 @@ async def asked(
             client.request(method, url, data=body, headers=headers, allow_redirects=False) as answer,
         ):
             content = await answer.content.read(MOST_BYTES + 1)
-            while len(content) <= MOST_BYTES and (more := await answer.content.read(MOST_BYTES + 1 - len(content))):
+            while len(content) <= MOST_BYTES:
+                more = await answer.content.read(MOST_BYTES + 1 - len(content))
+                if not more:
+                    break
                 content += more
     except TimeoutError as error:
         raise SandboxError(f"{method} {url} took longer than {seconds:g} s") from error

@@ -11,6 +11,7 @@ the policy. What it caches of a prompt is only for requests that came under the 
 
 import asyncio
 import base64
+import math
 import secrets
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -49,7 +50,8 @@ def multimodal_input(tokens: list[int], images: Sequence[dict[str, Any]], reques
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
     grids = torch.tensor([(1, *image["grid"]) for image in images])
-    patches, lengths = grids.prod(-1), [g[0] * g[1] // image["merge"] ** 2 for image in images if (g := image["grid"])]
+    patches = grids.prod(-1)
+    lengths = [math.prod(image["grid"]) // image["merge"] ** 2 for image in images]
     given = {"pixel_values": torch.cat([_pixels(image) for image in images]), "image_grid_thw": grids}
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", patches),

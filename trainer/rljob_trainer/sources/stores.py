@@ -161,8 +161,11 @@ def _read_web(file: RemoteFile, start: int) -> Iterator[bytes]:
     request = Request(file.path, headers={"Range": f"bytes={start}-"} if start else {})
     with urlopen(request, timeout=WEB_SECONDS) as answer:
         skipped = start if answer.status == HTTPStatus.OK else 0
-        while skipped and (again := answer.read(min(BLOCK_BYTES, skipped))):
-            skipped -= len(again)
+        while skipped:
+            block = answer.read(min(BLOCK_BYTES, skipped))
+            if not block:
+                break
+            skipped -= len(block)
         while block := answer.read(BLOCK_BYTES):
             yield block
 

@@ -7,6 +7,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,17 @@ MOST_BYTES = 128 << 20
 """Of a file that is read."""
 MOST_POINTS = 2000
 """Steps of a curve; of longer runs every n-th, and the last."""
-DECODER = json.JSONDecoder(
-    parse_float=lambda text: float(text) if math.isfinite(float(text)) else None,
-    parse_int=lambda text: int(text) if math.isfinite(float(text)) else None,
-    parse_constant=lambda text: None,
-)
+
+
+def _finite(kind: type[int] | type[float], text: str) -> float | None:
+    return kind(text) if math.isfinite(float(text)) else None
+
+
+def _null(_: str) -> None:
+    pass
+
+
+DECODER = json.JSONDecoder(parse_float=partial(_finite, float), parse_int=partial(_finite, int), parse_constant=_null)
 """A number that is none of JSON, or beyond the browser's, is null."""
 MOST_NAMED = 3
 """Other directories that are named."""

@@ -48,7 +48,7 @@ HEADERS = {
 
 def view(directories: Sequence[Path], port: int) -> int:
     """Serve the runs until interrupted. The exit code: 1 when there is nothing to show, or the port is taken."""
-    wrong = [problem for directory in directories if (problem := _problem(directory))]
+    wrong = list(filter(None, map(_problem, directories)))
     if wrong:
         print("\n".join(wrong), file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 
+from rljob_api.callbacks import never
 from rljob_api.spec.common import MOST_PODS
 from rljob_api.spec.processes import Autoscaling
 
@@ -16,7 +17,7 @@ SETTLING_SECONDS = 30.0
 class Places[P]:
     """Whoever waits longest gets a place in the process of which the fewest are taken."""
 
-    def __init__(self, room: Callable[[P], int], gone: Callable[[P], bool] = lambda _: False):
+    def __init__(self, room: Callable[[P], int], gone: Callable[[P], bool] = never):
         """`room`: places of a process. `gone`: whether it can take nothing any more."""
         self._room, self._gone = room, gone
         self._taken: dict[P, int] = {}

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
+from rljob_api.callbacks import nothing
 from rljob_api.protocol import WorkerLoad
 from rljob_api.spec.processes import Autoscaling, Workers
 from rljob_trainer.machine import cpus
@@ -96,7 +97,11 @@ class OwnWorkers[P: WorkerProcess]:
                 raise NotLoaded(str(one), _details(one)) from one
             process = one
         room = min(process.room, self._each or process.room)
-        self._places = Places[Respawning[P]](lambda _: room)
+
+        def room_of(_: Respawning[P]) -> int:
+            return room
+
+        self._places = Places[Respawning[P]](room_of)
         for worker in self._workers:
             self._places.add(worker)
         return process
@@ -115,6 +120,14 @@ class OwnWorkers[P: WorkerProcess]:
         await asyncio.gather(*(worker.stop() for worker in self._workers))
 
 
+def _room(process: WorkerProcess) -> int:
+    return process.room
+
+
+def _has_ended(process: WorkerProcess) -> bool:
+    return process.ended
+
+
 class PodWorkers[P: WorkerProcess]:
     """Processes in pods of their own, while these are connected. Must be created inside the event loop."""
 
@@ -122,7 +135,7 @@ class PodWorkers[P: WorkerProcess]:
         """`seconds`: that one call may take."""
         self._kind, self._seconds, self._expected = kind, seconds, workers.fewest
         """Of pods whose number follows their calls, there are no more than the fewest before one has loaded what it runs."""
-        self.changed: Callable[[], None] = lambda: None
+        self.changed: Callable[[], None] = nothing
         """Called when `ready` may be another."""
         self._pods = dict[P, str]()
         """Of the processes that are connected."""
@@ -133,12 +146,14 @@ class PodWorkers[P: WorkerProcess]:
         self._refusals: dict[str, WorkerLost] = {}
         """Why a pod cannot load it, as it has said first."""
 
+    def _ordinal(self, process: P) -> int:
+        return ordinal(self._pods[process])
+
     def _placed(self, autoscaling: Autoscaling | None) -> tuple[Places[P], PodsNeeded[P] | None]:
         """Places in each process that is connected, and how many pods they need where that decides."""
-        rules = (lambda process: process.room), (lambda process: process.ended)
         if autoscaling is None:
-            return Places(*rules), None
-        packed = PackedPlaces(*rules, lambda process: ordinal(self._pods[process]), autoscaling)
+            return Places(_room, _has_ended), None
+        packed = PackedPlaces(_room, _has_ended, self._ordinal, autoscaling)
         return packed, PodsNeeded(packed, autoscaling)
 
     @property

@@ -184,7 +184,8 @@ def evaluation_metrics(sets: Mapping[str, Sequence[ScoredGroup]], correct_above:
         correct_above: a response with a reward above it is correct
     """
     outcomes = [o for groups in sets.values() for group in groups for o in group]
-    means = [_mean(rewards) for groups in sets.values() for group in groups if (rewards := _rewards(group))]
+    rewards = [_rewards(group) for groups in sets.values() for group in groups]
+    means = [_mean(of_group) for of_group in rewards if of_group]
     failed = sum(not isinstance(o.result, Trajectory) for o in outcomes)
     metrics = {"evaluation/reward": _mean(means), "evaluation/failed": float(failed)}
     metrics |= reward_metrics(EVALUATION_METRICS, outcomes)
@@ -202,7 +203,7 @@ def set_metrics(groups: Sequence[ScoredGroup], correct_above: float) -> dict[str
     frequent prediction is correct, of n > 1 responses of which some have one.
     """
     count = max(map(len, groups), default=0)
-    of_prompts: dict[str, list[float]] = {f"avg@{count}": [_mean(r) for g in groups if (r := _rewards(g))]}
+    of_prompts: dict[str, list[float]] = {f"avg@{count}": [_mean(r) for r in map(_rewards, groups) if r]}
     for k in _sizes(count):
         correct = [[r > correct_above for r in _rewards(g)] for g in groups]
         of_prompts[f"pass@{k}"] = [pass_at_k(len(c), sum(c), k) for c in correct if len(c) >= k]

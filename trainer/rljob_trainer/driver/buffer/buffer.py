@@ -10,6 +10,7 @@ from rljob_trainer.data.order import Cursor
 from rljob_trainer.driver.buffer.measured import Measure, measured
 from rljob_trainer.driver.buffer.saved import BufferContents
 from rljob_trainer.driver.buffer.sources import BatchSource, Ready
+from rljob_trainer.driver.done import when_done
 
 __all__ = ["Ready", "RolloutBuffer"]
 
@@ -74,7 +75,7 @@ class RolloutBuffer:
         assert self._work is None, "one policy at a time"
         self._evaluated = False
         self._work = asyncio.create_task(self._fill(policy))
-        self._work.add_done_callback(lambda _: self._changed())
+        when_done(self._work, self._changed)
 
     async def stop(self) -> None:
         """Stop generating under this policy. An incomplete batch is begun anew under the next one, or, where groups are kept, continued from the
@@ -147,7 +148,7 @@ class RolloutBuffer:
 
     def _measuring(self, ready: Ready) -> "_Generated":
         task = asyncio.create_task(self._measured(ready))
-        task.add_done_callback(lambda _: self._changed())
+        when_done(task, self._changed)
         return _Generated(ready, task)
 
     async def _measured(self, ready: Ready) -> Ready:

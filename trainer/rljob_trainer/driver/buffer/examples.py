@@ -12,6 +12,7 @@ from rljob_trainer.data.examples import Example, ExampleSet
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.driver.buffer.measured import Measure, measured
 from rljob_trainer.driver.buffer.sources import Ready
+from rljob_trainer.driver.done import when_done
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.trajectory import Trajectory
@@ -57,7 +58,7 @@ class ExampleBuffer:
         self._batches: deque[Ready] = deque()
         self._room = asyncio.Event()
         self._work = asyncio.create_task(self._fill())
-        self._work.add_done_callback(lambda _: changed())
+        when_done(self._work, changed)
 
     def take(self) -> Ready | None:
         """Remove and return the next batch; None until it is ready."""

@@ -25,6 +25,7 @@ from rljob_trainer.driver.buffer.assembly import Outcome
 from rljob_trainer.driver.buffer.groups import PromptGroup
 from rljob_trainer.driver.buffer.partial_sample import PartialSample
 from rljob_trainer.driver.buffer.sources import Ready
+from rljob_trainer.driver.done import when_done
 from rljob_trainer.rewards.request import RewardFailed, SampleFailed
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.trajectory import Trajectory, of_rows
@@ -192,7 +193,7 @@ class BufferSave:
 
     def begin(self, directory: Path, contents: BufferContents) -> None:
         self._writing = asyncio.create_task(asyncio.to_thread(write_hashed, directory, contents, self._spec))
-        self._writing.add_done_callback(lambda _: self._changed())
+        when_done(self._writing, self._changed)
 
     def files(self) -> dict[str, Any]:
         """{"files": what was written}, as `DriverCalls.buffer_saved` answers; {} while it is written. Raises OSError when it could not be."""

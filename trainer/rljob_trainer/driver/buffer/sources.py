@@ -186,8 +186,10 @@ class GeneratedBatches:
             groups.begin(step, policy, {p: prompt_at(p, spec.data, self._train) for p in positions})
             selection.begin_round(len(groups.positions))
             waits = groups.waits(step)
-            while not (full := selection.choose(groups.complete, waits)) and not selection.round_is_over:
+            full = selection.choose(groups.complete, waits)
+            while not full and not selection.round_is_over:
                 await groups.changed()
+                full = selection.choose(groups.complete, waits)
             used = [*selection.chosen, *selection.useless]
             cursor = cursor.use(used if spec.keeps_groups else positions)
         return selection, cursor

@@ -93,9 +93,11 @@ class SupervisedRows:
     def _file(self, file: RowFile, encoder: Encoder, rows_of_file: RowsOfFile) -> Iterator[str]:
         rows = self._rows(file.table)
         yield f"  {file.place.path}: {self._read(file.table)}"
-        for example in rows_of_file.read(
-            rows, lambda row: encoder(RawRow(row, file.record(row), file.at(row), file.format))
-        ):
+
+        def encode(row: int) -> Example:
+            return encoder(RawRow(row, file.record(row), file.at(row), file.format))
+
+        for example in rows_of_file.read(rows, encode):
             if example.left_out:
                 rows_of_file.leave_out(file.table.number(example.index), REASONS[example.left_out])
             elif example.index < self.shown:
@@ -131,7 +133,11 @@ class SupervisedRows:
     def _texts(self, place: Place, table: Table) -> Iterator[str]:
         key, rows_of_file = self.spec.data.text_key, RowsOfFile()
         first = list[tuple[int, str, Sequence[int]]]()
-        for row, text in rows_of_file.read(self._rows(table), lambda row: (row, text_at(place, table, row, key))):
+
+        def read(row: int) -> tuple[int, str]:
+            return row, text_at(place, table, row, key)
+
+        for row, text in rows_of_file.read(self._rows(table), read):
             if not text:
                 rows_of_file.leave_out(table.number(row), "there is no text")
             elif row < self.shown:

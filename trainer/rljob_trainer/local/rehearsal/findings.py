@@ -149,7 +149,7 @@ def _unscored(file: TriedFile, spec: RLJobSpec) -> list[str]:
 
 def _undecided(file: TriedFile) -> Iterable[str]:
     """Rewards that tell no right response from a wrong one."""
-    verdicts = [verdict for row in file.rows if (verdict := distinguishes(row)) is not None]
+    verdicts = [verdict for verdict in map(distinguishes, file.rows) if verdict is not None]
     if not verdicts or any(verdicts):
         return
     where = f"{file.place.field} = {file.place.path}"

@@ -174,7 +174,7 @@ class ScriptedPolicy:
 
     def _tokens(self, text: str, sampling: Sampling) -> tuple[list[int], bool]:
         """The text up to its first stop, or with the end of a turn, as far as maxTokens reaches, and whether that is all."""
-        ends = [at + len(stop) for stop in sampling.stop if (at := text.find(stop)) >= 0]
+        ends = [text.find(stop) + len(stop) for stop in sampling.stop if stop in text]
         tokens = self._tokenizer.encode(text[: min(ends, default=None)], add_special_tokens=False)
         tokens += [] if ends else self._end
         tokens = tokens or self._tokenizer.encode(" ", add_special_tokens=False)  # a server writes one at least

@@ -28,6 +28,10 @@ def has_fused_adam() -> bool:
     return bool(distrib_optimizer.HAVE_APEX_OR_TE)
 
 
+def lacks_fused_adam() -> bool:
+    return not has_fused_adam()
+
+
 def _patch_fused() -> None:
     cls = _class()
     state_dict = cls.state_dict
@@ -129,7 +133,7 @@ PATCHES = (
         "megatron-core",
         VERSIONS["megatron-core"],
         _patch_torch,
-        needed=lambda: not has_fused_adam(),
+        needed=lacks_fused_adam,
         replaces={
             "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.__init__": "24c39c1b40565618",
             "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.state_dict": "e297ea31cd439318",

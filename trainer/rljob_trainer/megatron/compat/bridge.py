@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from rljob_trainer.megatron.compat import VERSIONS
-from rljob_trainer.megatron.compat.core_layers import has_transformer_engine
+from rljob_trainer.megatron.compat.core_layers import lacks_transformer_engine
 from rljob_trainer.patches import Patch
 
 
@@ -113,7 +113,7 @@ PATCHES = (
         "megatron-bridge",
         VERSIONS["megatron-bridge"],
         _say_that_it_is_absent,
-        needed=lambda: not has_transformer_engine(),
+        needed=lacks_transformer_engine,
         replaces={"megatron/bridge/peft/utils.py:get_adapter_attributes_from_linear": "21a617b795af0cac"},
     ),
 )

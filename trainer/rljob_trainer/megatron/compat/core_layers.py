@@ -46,6 +46,10 @@ from rljob_trainer.megatron.compat import VERSIONS
 from rljob_trainer.patches import Patch
 
 
+def lacks_transformer_engine() -> bool:
+    return not has_transformer_engine()
+
+
 def has_transformer_engine() -> bool:
     """As megatron-core sees it."""
     from megatron.core.models.gpt import gpt_layer_specs
@@ -101,7 +105,10 @@ def _chosen(name: str) -> Callable[..., Any]:
         kernels = torch.cuda.is_available() and find_spec(PACKAGE) is not None
         return _function(KERNELS[name] if kernels else PLAIN, name)
 
-    return lambda *arguments, **options: function()(*arguments, **options)
+    def call(*arguments: Any, **options: Any) -> Any:
+        return function()(*arguments, **options)
+
+    return call
 
 
 def _function(module: str, name: str) -> Callable[..., Any]:
@@ -189,7 +196,7 @@ PATCHES = (
         "megatron-core",
         VERSIONS["megatron-core"],
         _use_torch_layers,
-        needed=lambda: not has_transformer_engine(),
+        needed=lacks_transformer_engine,
         replaces={
             "megatron/core/models/gpt/gpt_layer_specs.py:get_gpt_decoder_block_spec": "4b3a68e9518398f2",
             "megatron/core/models/gpt/moe_module_specs.py:get_moe_module_spec": "6c7037f444c4f2cd",

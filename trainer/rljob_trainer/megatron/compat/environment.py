@@ -18,6 +18,7 @@ import importlib.util
 import os
 import sys
 import types
+from functools import partial
 
 import torch
 
@@ -60,19 +61,23 @@ def accumulate(inputs: torch.Tensor, gradient: torch.Tensor, total: torch.Tensor
         torch.addmm(total, gradient.t(), inputs, out_dtype=total.dtype, out=total)
 
 
+def _lacks_apex() -> bool:
+    return torch.cuda.is_available() and importlib.util.find_spec(NAME) is None
+
+
 PATCHES = (
     Patch("environment variables", "torch", VERSIONS["torch"], _set_variables),
-    Patch("no attention of cuDNN", "torch", VERSIONS["torch"], lambda: torch.backends.cuda.enable_cudnn_sdp(False)),
+    Patch("no attention of cuDNN", "torch", VERSIONS["torch"], partial(torch.backends.cuda.enable_cudnn_sdp, False)),
     # megatron's inference code imports it where vLLM has brought it, and it starts CUDA to see the GPUs, which would not survive a fork.
     # Can go when core/inference imports it on use.
-    Patch("no flashinfer", "megatron-core", VERSIONS["megatron-core"], lambda: _hide("flashinfer")),
+    Patch("no flashinfer", "megatron-core", VERSIONS["megatron-core"], partial(_hide, "flashinfer")),
     # megatron-bridge looks for it on the disk for every parameter of every export, where it is not installed.
     # Can go when `is_modelopt_dynamic_module` remembers that it is absent.
     Patch(
         "no modelopt",
         "megatron-bridge",
         VERSIONS["megatron-bridge"],
-        lambda: _hide("modelopt"),
+        partial(_hide, "modelopt"),
         replaces={"megatron/bridge/models/conversion/utils.py:is_modelopt_dynamic_module": "59caf313f8535138"},
     ),
     Patch(
@@ -80,7 +85,7 @@ PATCHES = (
         "megatron-core",
         VERSIONS["megatron-core"],
         _stand_in,
-        needed=lambda: torch.cuda.is_available() and importlib.util.find_spec(NAME) is None,
+        needed=_lacks_apex,
         replaces={
             "megatron/core/tensor_parallel/layers.py:LinearWithGradAccumulationAndAsyncCommunication.backward": "86a1b2d7460806cf"
         },

@@ -33,7 +33,7 @@ from megatron.core.transformer import transformer_block
 from transformers import Glm4ForCausalLM, MixtralForCausalLM, Phi3ForCausalLM
 
 from rljob_trainer.megatron.compat import VERSIONS
-from rljob_trainer.megatron.compat.core_layers import has_transformer_engine
+from rljob_trainer.megatron.compat.core_layers import lacks_transformer_engine
 from rljob_trainer.megatron.plain_torch.attention import TEDotProductAttention
 from rljob_trainer.megatron.plain_torch.layers import TELayerNormColumnParallelLinear, TENorm, block_spec
 from rljob_trainer.patches import Patch
@@ -230,7 +230,7 @@ PATCHES = (
         "megatron-bridge",
         VERSIONS["megatron-bridge"],
         _use_torch_layers_in_gemma,
-        needed=lambda: not has_transformer_engine(),
+        needed=lacks_transformer_engine,
         replaces={
             "megatron/bridge/models/gemma/gemma3_provider.py:gemma3_layer_spec": "44ab1f4b1d4699a4",
             "megatron/bridge/models/gemma/gemma3_provider.py:Gemma3TEDotProductAttention": "de3ffc2e935d22c2",

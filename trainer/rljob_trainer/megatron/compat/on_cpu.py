@@ -12,6 +12,7 @@ asked for (moe_utils.py:1184, `as_numpy`). Can go with those.
 import functools
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,23 +46,46 @@ class _Stream:
     record = wait = wait_stream = wait_event = synchronize
 
 
+def has_no_gpu() -> bool:
+    return not torch.cuda.is_available()
+
+
+def _do_nothing(*_: Any, **__: Any) -> None: ...
+
+
+def _itself(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return tensor
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
+def _random_state(*_: Any, **__: Any) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def _set_random_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
+    torch.set_rng_state(state)
+
+
 def _patch_torch() -> None:
     """The names of torch that megatron calls without asking whether there is a GPU."""
     cuda = {
-        "current_device": lambda: torch.device(
-            "cpu"
+        "current_device": partial(
+            torch.device, "cpu"
         ),  # used as `device=`: param_and_grad_buffer.py:1180 and 115 others
-        "synchronize": lambda *_, **__: None,  # p2p_communication.py:419
+        "synchronize": _do_nothing,  # p2p_communication.py:419
         "Stream": _Stream,  # distributed_data_parallel.py:297
-        "current_stream": lambda *_: _Stream(),  # param_and_grad_buffer.py:632
-        "get_rng_state": lambda *_, **__: torch.get_rng_state(),  # tensor_parallel/random.py:303
-        "manual_seed": lambda seed: torch.manual_seed(seed) and None,  # tensor_parallel/random.py:118
+        "current_stream": _Stream,  # param_and_grad_buffer.py:632
+        "get_rng_state": _random_state,  # tensor_parallel/random.py:303
+        "manual_seed": _seed,  # tensor_parallel/random.py:118
     }
     # `with torch.device(...)` knows factories by identity and has to remember the originals, or models made on "meta" have no values
     torch.utils._device._device_constructors()
     # called in optimizer.py:698 and schedules.py:749
     factories = {name: _on_cpu(getattr(torch, name)) for name in ("tensor", "zeros")}
-    tensor = {"cuda": lambda self, *_, **__: self, "type": _tensor_type(torch.Tensor.type)}
+    tensor = {"cuda": _itself, "type": _tensor_type(torch.Tensor.type)}
     for owner, stand_ins in ((torch.cuda, cuda), (torch, factories), (torch.Tensor, tensor)):
         for name, stand_in in stand_ins.items():
             setattr(owner, name, stand_in)
@@ -96,8 +120,8 @@ def _patch_megatron() -> None:
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import token_dispatcher
 
-    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
-    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    random._get_cuda_rng_state = _random_state
+    random._set_cuda_rng_state = _set_random_state
     token_dispatcher.maybe_move_tensor_to_cpu = _as_numpy
 
 
@@ -111,7 +135,7 @@ PATCHES = (
         "torch",
         VERSIONS["torch"],
         _patch_torch,
-        needed=lambda: not torch.cuda.is_available(),
+        needed=has_no_gpu,
         replaces={
             "torch/cuda/__init__.py:current_device": "7f223198c213f111",
             "torch/cuda/__init__.py:synchronize": "04579c023044021a",
@@ -127,7 +151,7 @@ PATCHES = (
         "megatron-core",
         VERSIONS["megatron-core"],
         _patch_megatron,
-        needed=lambda: not torch.cuda.is_available(),
+        needed=has_no_gpu,
         replaces={
             "megatron/core/tensor_parallel/random.py:_get_cuda_rng_state": "5bc44fc6421cea89",
             "megatron/core/tensor_parallel/random.py:_set_cuda_rng_state": "bc661293c8301b0a",

@@ -112,7 +112,7 @@ class Attendance:
 
     def _lost(self, loss: Callable[[ServerWorker], Loss | None]) -> dict[str, Loss]:
         """By pod, of those with a worker that has one."""
-        by_pod = {pod: [x for member in members if (x := loss(member))] for pod, members in self.live.items()}
+        by_pod = {pod: list(filter(None, map(loss, members))) for pod, members in self.live.items()}
         return {pod: min(of_workers) for pod, of_workers in by_pod.items() if of_workers}
 
     def _why_not(self, member: ServerWorker) -> Loss | None:

@@ -7,8 +7,10 @@ group, and get the bucket again that not all of them had.
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from rljob_api.callbacks import nothing
 from rljob_trainer.rank.weights.attendance import Attendance, Loss
 from rljob_trainer.rank.weights.rounds import NAMED_SECONDS, named
 from rljob_trainer.wire.weights import protocol
@@ -111,11 +113,11 @@ class Delivery:
             return True
         if kept := self._kept.pop(members, None):
             self.groups[members] = kept
-            return self._together(members, self._group(kept.name, members, made=True), lambda: None, "connect")
+            return self._together(members, self._group(kept.name, members, made=True), nothing, "connect")
         home = self._home.offer  # in the name, by which a door keeps the connections of all senders
         name = f"{self._update}/{home.address}:{home.port}/{self._made}"
         self._made += 1
-        is_done = self._together(members, self._group(name, members), lambda: self._connect(name, members), "connect")
+        is_done = self._together(members, self._group(name, members), partial(self._connect, name, members), "connect")
         if members not in self.groups:  # but some workers may have connected
             self._dropped.append(name)
         return is_done and members in self.groups
@@ -213,5 +215,9 @@ def _seconds(size: int) -> float:
 
 def _after(seconds: float) -> Callable[[], bool]:
     """A function that returns whether so much time has passed since now."""
-    began = time.monotonic()
-    return lambda: time.monotonic() > began + seconds
+    end = time.monotonic() + seconds
+
+    def is_over() -> bool:
+        return time.monotonic() > end
+
+    return is_over

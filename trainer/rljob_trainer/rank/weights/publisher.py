@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rljob_api.callbacks import nothing
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.failure import RolloutLost
 from rljob_trainer.rank.weights.attendance import losses
@@ -105,9 +106,11 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
 
     def _compare(self, probe: Probe) -> tuple[float, float] | None:
         differences: list[tuple[float, float]] = []
-        self._run(
-            lambda session: differences.append(probe.compare(session.log_probs(probe.sequences))), "answer a probe"
-        )
+
+        def compare(session: UpdateSession) -> None:
+            differences.append(probe.compare(session.log_probs(probe.sequences)))
+
+        self._run(compare, "answer a probe")
         return max(differences, default=None)
 
     def _run(self, work: Callable[[UpdateSession], None], what: str) -> None:
@@ -134,7 +137,7 @@ class Publisher:
             awaits: called with what is waited for when that takes long, and with an empty text when it is over
             keeps: requests in flight continue under the new policy, with their keys and values
         """
-        self._awaits = awaits or (lambda _: None)
+        self._awaits = awaits or nothing
         self.attempt, self._token, self._keeps = attempt, token, keeps
         self.sender = Sender(transport, self._awaits)
 
@@ -166,8 +169,9 @@ class Publisher:
 
     def sleep(self, servers: list[RolloutEndpoint]) -> None:
         """Have servers release their memory. Raises ReplicaError for one that refuses, RolloutLost for one that is gone."""
+        sessions = [UpdateSession(server, self._token, self.attempt) for server in servers]
         try:
             with ThreadPoolExecutor(max(1, len(servers))) as pool:
-                list(pool.map(lambda s: UpdateSession(s, self._token, self.attempt).sleep(), servers))
+                list(pool.map(UpdateSession.sleep, sessions))
         except ReplicaGoneError as error:
             raise RolloutLost(str(error)) from None  # a symptom: the launcher reports the cause, see failure.py

@@ -14,6 +14,10 @@ NAMED_SECONDS = 10.0
 MOST_NAMED = 5
 
 
+def _not_lost(_: str) -> str:
+    return ""
+
+
 class Round[T](AbstractContextManager["Round[T]"]):
     """The servers of one update: those that still take part, and why others do not. An exception inside abandons the update at all of them."""
 
@@ -26,7 +30,7 @@ class Round[T](AbstractContextManager["Round[T]"]):
         self._looking = ThreadPoolExecutor(max(1, len(parts)), thread_name_prefix="watch")
         self._running: dict[str, Future[None]] = {}
 
-    def run(self, work: Callable[[T], None], what: str, lost: Callable[[str], str] = lambda _: "") -> None:
+    def run(self, work: Callable[[T], None], what: str, lost: Callable[[str], str] = _not_lost) -> None:
         """Wait for all servers, and drop those that failed. Names those that take long.
 
         Args:

@@ -42,8 +42,9 @@ def plain(text: str) -> str:
     """The text without what does not change its meaning, to be compared as it is."""
     text = boxed(text) or text
     text = DOLLARS.sub("", GROUPED.sub("", text.strip().strip("*")))
-    while (less := WRAPPED.sub(r"\1", text)) != text:
-        text = less
+    less = WRAPPED.sub(r"\1", text)
+    while less != text:
+        text, less = less, WRAPPED.sub(r"\1", less)
     text = SPACES.sub("", text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("−", "-")
     text = re.sub(r"\^\{?\\circ\}?|°", "", text).replace("\\%", "%").rstrip(".,;")
     return text.casefold() if WORDS.fullmatch(text) else text
@@ -53,7 +54,7 @@ def readable(text: str) -> str:
     """As math-verify reads it rightly."""
     text = GROUPED.sub("", DOLLARS.sub("", text)).strip().rstrip(".,;")
     text = re.sub(r"\\mathrm\s*\{\s*([ei])\s*\}", r"{\1}", text)
-    text = REPEATING.sub(lambda m: _repeating(*m.groups()), text)
+    text = REPEATING.sub(_repeating, text)
     built = BUILDER.fullmatch(text)
     if built:
         text = built[1]
@@ -104,7 +105,8 @@ def _decimal(text: str) -> Decimal | None:
     return Decimal(digits) if DECIMAL.fullmatch(digits) else None
 
 
-def _repeating(sign: str, whole: str, fixed: str, repeated: str) -> str:
+def _repeating(decimal: re.Match[str]) -> str:
+    sign, whole, fixed, repeated = decimal.groups()
     value = Fraction(
         int((whole + fixed + repeated) or 0) - int((whole + fixed) or 0), 10 ** len(fixed) * (10 ** len(repeated) - 1)
     )

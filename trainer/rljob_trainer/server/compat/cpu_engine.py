@@ -20,6 +20,8 @@ one engine process). Nothing here touches a GPU. Can go when vLLM honours VLLM_W
 
 import importlib
 import multiprocessing
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,8 +71,12 @@ def fork_engine() -> None:
     for name in ("v1.engine.core", "v1.worker.cpu_worker", "v1.worker.cpu_model_runner"):
         importlib.import_module(f"vllm.{name}")
     for module in (engine_processes, multiproc_executor):
-        module.get_mp_context = lambda: multiprocessing.get_context("fork")
-    registry._run_in_subprocess = lambda look: look()
+        module.get_mp_context = partial(multiprocessing.get_context, "fork")
+    registry._run_in_subprocess = _here
+
+
+def _here(look: Callable[[], Any]) -> Any:
+    return look()
 
 
 def on_cpu() -> bool:

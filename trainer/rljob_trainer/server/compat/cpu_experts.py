@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 
+from rljob_api.callbacks import nothing
 from rljob_trainer.patches import Patch
 from rljob_trainer.server.compat import VERSIONS
 from rljob_trainer.server.compat.cpu_engine import on_cpu
@@ -89,7 +90,7 @@ def report_experts() -> None:
             output.aux_output_connector_output = _collected(runner, output.sampled_token_ids)
         return output
 
-    VllmConfig._verify_aux_output_compatibility = lambda config: None
+    VllmConfig._verify_aux_output_compatibility = nothing
     CPUModelRunner.initialize_kv_cache = allocated
     CPUModelRunner.execute_model, CPUModelRunner.sample_tokens = forwarded, sampled
 

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rljob_api.callbacks import never
+
 PIECE = 16
 """Steps of the engine; each draws a token of a response."""
 
@@ -43,7 +45,7 @@ class Pieces:
         self._held: dict[str, list[Any]] = {}
         self._step = 0
 
-    def due(self, outputs: Iterable[Any], at_once: Callable[[str], bool] = lambda request: False) -> list[Any]:
+    def due(self, outputs: Iterable[Any], at_once: Callable[[str], bool] = never) -> list[Any]:
         """What goes out after a step that made `outputs`: a request's first, its last, and every PIECE-th, with those before it. Of requests
         `at_once` everything.
 

@@ -24,8 +24,12 @@ Described = Mapping[str, tuple[Sequence[int], torch.dtype]]
 """Shape and type of tensors, by name."""
 
 
+def _as_they_are(named: NamedTensors) -> NamedTensors:
+    return named
+
+
 def needs(
-    model: Module, config: Any, tensors: Described, given: Callable[[NamedTensors], NamedTensors] = lambda named: named
+    model: Module, config: Any, tensors: Described, given: Callable[[NamedTensors], NamedTensors] = _as_they_are
 ) -> dict[str, Slice]:
     """By name, what the loaders of vLLM's `model` read of those of `tensors` of which they do not read all. `config`: vLLM's ModelConfig; `given`:
     makes of an update what the loaders get. Empty if they cannot do without numbers: then all are needed."""

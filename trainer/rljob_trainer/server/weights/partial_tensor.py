@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from rljob_api.callbacks import nothing
 from rljob_trainer.wire.weights.slices import Slice
 
 NOWHERE = torch.device("meta")
@@ -45,7 +46,7 @@ class PartialTensor(Tensor):
 
     @staticmethod
     def of(
-        name: str, shape: Sequence[int], part: Slice, there: Tensor, noted: Callable[[Region], None] = lambda _: None
+        name: str, shape: Sequence[int], part: Slice, there: Tensor, noted: Callable[[Region], None] = nothing
     ) -> "PartialTensor":
         """`there`: the slice `part` of a tensor of this shape. `noted` is called with what is read."""
         form = torch.empty(tuple(shape), dtype=there.dtype, device=NOWHERE)

@@ -133,7 +133,8 @@ class Reception:
             active = list(self._sources)
             while active:
                 for source in tuple(active):
-                    if (ended := self._turn(source)) != TURN_OVER:
+                    ended = self._turn(source)
+                    if ended != TURN_OVER:
                         active.remove(source)
         self._loader.wait()
         self._loader.close()

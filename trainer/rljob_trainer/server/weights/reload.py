@@ -62,7 +62,8 @@ class InPlace:
 
     def check(self) -> None:
         """Called after all tensors. Raises LostUpdateError when some did not reach the model."""
-        if not self._keeps and (lost := _lost(self._model)):
+        lost = [] if self._keeps else _lost(self._model)
+        if lost:
             raise LostUpdateError(lost_sentence(self._model, lost))
 
     def apply(self) -> None:

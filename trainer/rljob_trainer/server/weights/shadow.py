@@ -66,7 +66,8 @@ class Shadow:
 
     def check(self) -> None:
         """Called after all tensors of an update. Raises LostUpdateError when a parameter got nothing."""
-        if not self._known and (lost := list(self._lost())):
+        lost = [] if self._known else list(self._lost())
+        if lost:
             raise LostUpdateError(lost_sentence(self._model, lost))
         self._known = True
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -92,14 +93,14 @@ class UpdateSource:
             self.inbox.failed("this worker is not connected")
             return
         self.inbox.ready()
-        if message["made"] or self._tried(lambda: self._connect(group, members)):
+        if message["made"] or self._tried(partial(self._connect, group, members)):
             self._used.add(group)
             self.inbox.done()
 
     def receive(self, message: dict[str, Any], payload: Tensor) -> bool:
         """Receive a bucket. Returns whether it is there, for the first time."""
         end = self._groups[message["group"]]
-        if not self._tried(lambda: end.receive(payload, message["transport"])):
+        if not self._tried(partial(end.receive, payload, message["transport"])):
             return False
         self.inbox.ready()
         if not self._tried(lambda: end.wait(self._is_called_off())):

@@ -88,7 +88,8 @@ class Outbox:
 
     def lines(self, workers: Iterable[str]) -> dict[str, WorkerPosition]:
         """By worker: its line, if it has written one."""
-        written = {worker: text for worker in workers if (text := self._store.get(_line(self._update, worker)))}
+        lines = {worker: self._store.get(_line(self._update, worker)) for worker in workers}
+        written = {worker: text for worker, text in lines.items() if text}
         self._workers |= written.keys()
         return {worker: WorkerPosition.parse(text) for worker, text in written.items()}
 
@@ -148,11 +149,13 @@ class Inbox:
 
     def _awaited(self, waiting: Callable[[], None]) -> str:
         deadline = time.monotonic() + protocol.NEXT_SECONDS
-        while not (text := self._store.get(_message(self._update, self._read), protocol.ALIVE_SECONDS)):
+        while True:
+            text = self._store.get(_message(self._update, self._read), protocol.ALIVE_SECONDS)
+            if text:
+                return text
             waiting()
             if time.monotonic() > deadline:
                 raise RuntimeError("the sender said nothing in time")
-        return text
 
 
 def _message(update: str, number: int) -> str:

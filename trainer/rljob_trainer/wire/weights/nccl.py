@@ -111,12 +111,14 @@ def _after(seconds: float) -> float:
 
 def _awaited(home: RemoteStore, key: str, given_up: Callable[[], bool]) -> str:
     deadline = _after(protocol.SILENT_SECONDS)
-    while not (value := home.get(key, POLL_SECONDS)):
+    while True:
+        value = home.get(key, POLL_SECONDS)
+        if value:
+            return value
         if given_up():
             raise CalledOffError
         if time.monotonic() > deadline:
             raise NcclError("the sender did not come in time")
-    return value
 
 
 def _id(group: str) -> str:

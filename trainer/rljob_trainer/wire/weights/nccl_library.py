@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 
+from rljob_api.callbacks import never
 from rljob_trainer.wire.weights.polling import wait_until
 
 UNIQUE_ID_BYTES = 128
@@ -52,7 +53,7 @@ class Communicator:
     """One rank of a communicator, on the current device. Not thread-safe."""
 
     def __init__(
-        self, unique: bytes, rank: int, size: int, deadline: float, given_up: Callable[[], bool] = lambda: False
+        self, unique: bytes, rank: int, size: int, deadline: float, given_up: Callable[[], bool] = never
     ) -> None:
         """Join the other ranks, until the `deadline` of time.monotonic(), or until `given_up`. Raises NcclError."""
         self._handle = ctypes.c_void_p()
@@ -76,7 +77,7 @@ class Communicator:
             ctypes.c_void_p(stream),
         )
 
-    def wait_for_calls(self, deadline: float, given_up: Callable[[], bool] = lambda: False) -> None:
+    def wait_for_calls(self, deadline: float, given_up: Callable[[], bool] = never) -> None:
         """Wait until the last call has completed, or `given_up`. The first broadcast connects the ranks, and so waits for the others. Raises
         NcclError; the communicator is unusable then."""
         wait_until(self._called, lambda: time.monotonic() >= deadline or given_up())
@@ -90,7 +91,8 @@ class Communicator:
         def over() -> bool:
             if done():
                 return True
-            if (code := self._state()) not in (_SUCCESS, _IN_PROGRESS):
+            code = self._state()
+            if code not in (_SUCCESS, _IN_PROGRESS):
                 raise NcclError(f"broadcast: {_text(code)}")
             if time.monotonic() > deadline:  # NCCL reports success as soon as its kernel is started
                 raise NcclError(f"broadcast: {_text(_IN_PROGRESS)}")

@@ -97,7 +97,8 @@ class Receivers:
         slice is needed together with parts of others, or where the tensor is small, since each is padded."""
         kinds_of: dict[Slice | None, set[int]] = {}
         for kind, needs in enumerate(self.needs):
-            if (part := needs.get(tensor)) != NOTHING:
+            part = needs.get(tensor)
+            if part != NOTHING:
                 kinds_of.setdefault(part if part and part.fits(shape) else None, set()).add(kind)
         pays = None not in kinds_of and _bytes(kinds_of, shape, width) <= (1 + MOST_MORE) * _bytes([None], shape, width)
         sent = kinds_of if pays else {None: set[int]().union(*kinds_of.values())}

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+from rljob_api.callbacks import never
+
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.0002, 0.002
 GROWTH = 1.1
 """Growth of the pause between two polls, to at most a tenth of the time already waited: short waits end promptly, and long waits of many threads
@@ -28,7 +30,7 @@ class CalledOffError(RuntimeError):
 
 
 def wait_until(
-    done: Callable[[], bool], given_up: Callable[[], bool] = lambda: False, longest: float = LONGEST_SECONDS
+    done: Callable[[], bool], given_up: Callable[[], bool] = never, longest: float = LONGEST_SECONDS
 ) -> bool:
     """Poll until `done` or `given_up`, every 0.2 ms at first and every `longest` seconds in the end. Returns whether it is done, which is checked
     once more after `given_up`."""

@@ -138,7 +138,8 @@ def exactly(connection: socket.socket, size: int) -> bytes:
     read = bytearray(size)
     rest = memoryview(read)
     while rest:
-        if not (count := connection.recv_into(rest)):
+        count = connection.recv_into(rest)
+        if not count:
             raise ConnectionError("the other end is closed")
         rest = rest[count:]
     return bytes(read)
