@@ -44,6 +44,6 @@ def test_a_finished_job_has_no_pods_and_is_not_run_again_when_the_operator_resta
     lab.system.kubectl("rollout", "restart", "deployment/rljob")
     lab.system.kubectl("rollout", "status", "deployment/rljob", "--timeout=300s", timeout=330)
     baseline.kube.kubectl("annotate", "rljob", baseline.name, f"touched-by-test={time.time_ns()}", "--overwrite")
-    time.sleep(10)
+    time.sleep(10)  # for what the new operator must not do
     after = baseline.status()
     assert (after.outcome, after.attempt, baseline.pods()) == ("Succeeded", before.attempt, [])

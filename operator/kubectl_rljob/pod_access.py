@@ -146,7 +146,8 @@ def temporary(session: Session, cluster: ClusterClient, namespace: str, body: di
 @contextmanager
 def reading_pod(session: Session, cluster: ClusterClient, job: Job) -> Iterator[Place]:
     """A container that has the job's volumes: a trainer's that runs, or else one that is made for it. Raises UserError."""
-    if running := cluster.pods(job, names.ROLE_TRAINER, running=True):
+    running = cluster.pods(job, names.ROLE_TRAINER, running=True)
+    if running:
         yield Place(job.namespace, running[0], names.container(names.ROLE_TRAINER))
         return
     with volume_pod(session, cluster, job) as place:

@@ -25,7 +25,8 @@ def starts(problem: PlacementProblem, stages: int) -> Iterator[Places]:
                 continue
             tried.add(slots)
             for order in orders:
-                if places := _fill(problem, slots, order):
+                places = _fill(problem, slots, order)
+                if places:
                     any_start = True
                     yield places
     each = None if any_start else quotas(problem)

@@ -116,7 +116,7 @@ async def test_a_namespace_that_is_deleted_takes_no_other_along_and_is_served_ag
         found.remove("goes")
         await until(lambda: found.operator.tells("in namespace goes may not be read"))
         await found.serves("stays")
-        await asyncio.sleep(5.0)
+        await asyncio.sleep(5.0)  # two watches end meanwhile, and the operator must live through it
         assert found.health() == 200
         assert await asyncio.to_thread(found.operator.end) == 0  # the proxy, in our event loop, serves it meanwhile
         found.operator.keep_alive()

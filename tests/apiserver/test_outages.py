@@ -67,7 +67,7 @@ async def test_an_operator_that_loses_its_lease_while_it_writes_stops_and_comple
         faults.delay = 0.0
         await until(lambda: not faults.writing)  # what it had sent is still under way, slowly
         count = len(written)
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(2.0)  # a write would be seen
         assert written[count:] == [], "it writes no more"
         await world.remove_child("Lease", leader_election.NAME)
         await world.until(state="Running", step=1, turns=TURNS)

@@ -51,7 +51,7 @@ async def test_what_vanished_in_a_gap_that_is_forgotten_is_made_again_and_a_job_
         await world.until(state="Running", attempt=1, turns=TURNS)
         await settled(world, {"demo", "vanishes"})
         faults.refused, faults.gone = {503: 1.0}, True
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(2.0)  # the watches of 1 s end, so that there is a gap
         for kind, name in (("ConfigMap", "demo-control"), ("RoleBinding", "demo-pods"), ("RLJob", "vanishes")):
             await world.remove_child(kind, name)
         for kind in ("StatefulSet", "Role"):
@@ -63,7 +63,7 @@ async def test_what_vanished_in_a_gap_that_is_forgotten_is_made_again_and_a_job_
         before = len(log.read_text())
         for kind, name in (("ConfigMap", "demo-control"), ("RoleBinding", "demo-pods")):
             await world.turn_until(partial(world.exists, kind, name), f"{kind} {name} is made again")
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(3.0)  # for a child that would be made again
         assert not await world.exists("StatefulSet", "vanishes-trainer")
         assert "vanishes: " not in log.read_text()[before:]
 
@@ -76,7 +76,7 @@ async def test_a_watch_that_ends_at_once_is_not_begun_again_without_a_pause(plan
         kinds = len(EVERYWHERE) + len(SERVED)
         await until(lambda: faults.watches > kinds)
         before, began = faults.watches, time.monotonic()
-        await asyncio.sleep(5.0)
+        await asyncio.sleep(5.0)  # a rate is measured
         assert faults.watches - before <= 3 * kinds * (time.monotonic() - began)
 
 
@@ -95,7 +95,7 @@ async def test_the_crd_may_be_installed_after_the_operator_and_be_deleted_and_in
             await until(lambda: "state" in status(bare))
             bare.call("DELETE", CRD)
             await until(lambda: operator.tells("404: "))
-            await asyncio.sleep(5.0)
+            await asyncio.sleep(5.0)  # a rate is measured
             assert operator.log.read_text().count("404: ") < 5 * (len(SERVED) + 5), "a busy loop"
             await until(lambda: not is_served(bare))
             bare.install_crd()

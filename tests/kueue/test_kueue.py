@@ -95,7 +95,7 @@ async def test_another_number_of_rollouts_is_another_group_from_the_next_attempt
     async with tenant(plane, "resized") as job:
         await until(job, "Running", attempt=1)
         await job.edit_child("RLJob", "demo", {"spec": {"rollout": {"replicas": 1}}})
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # for a pod that would be deleted too early
         assert len(await job.pods()) == 5
         await job.ask("n1", "restart")
         await until(job, "Running", attempt=2)

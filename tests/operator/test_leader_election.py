@@ -86,7 +86,7 @@ class FadingCluster(FakeCluster):
 
     async def create(self, obj: Object) -> Object:
         created = await super().create(obj)
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.4)  # counts, of the 1 s that a lease may go without being renewed
         return created
 
     async def replace(self, obj: Object, subresource: str = "") -> Object:

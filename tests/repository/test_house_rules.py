@@ -5,6 +5,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,85 @@ def test_nearly_all_functions_of_a_package_are_short(package: tuple[str, ...]) -
     found = sorted(functions(s for s in SOURCES if s.relative_to(ROOT).parts[: len(package)] == package))
     assert len(found) > 50
     assert found[len(found) * 95 // 100][0] <= USUAL, found[len(found) * 95 // 100 :]
+
+
+PRODUCT = [source for source in SOURCES if source.relative_to(ROOT).parts[0] in ("operator", "trainer")]
+
+
+def nodes_of[N: ast.AST](
+    sources: Iterable[Path], kind: type[N], pattern: str
+) -> Iterator[tuple[str, N, list[ast.AST]]]:
+    """All nodes of a kind that begin on a line with the pattern: where each is, itself, and what it is part of, the nearest first."""
+    for source in sources:
+        lines = {i for i, line in enumerate(source.read_text().splitlines(), 1) if re.search(pattern, line)}
+        if not lines:
+            continue
+        nodes = list(ast.walk(parsed(source)))
+        parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+        for node in nodes:
+            if isinstance(node, kind) and node.lineno in lines:  # type: ignore[attr-defined]
+                around = [parents[node]]
+                while around[-1] in parents:
+                    around.append(parents[around[-1]])
+                yield f"{source.relative_to(ROOT)}:{node.lineno}", node, around  # type: ignore[attr-defined]
+
+
+def is_guard(around: list[ast.AST]) -> bool:
+    """Whether a walrus there is what an if, elif or while asks: alone, negated, or compared with something."""
+    asked = around[1] if isinstance(around[0], ast.Compare | ast.UnaryOp) else around[0]
+    return isinstance(asked, ast.If | ast.While)
+
+
+def test_a_walrus_is_what_an_if_or_a_while_asks_and_no_part_of_a_larger_expression() -> None:
+    walruses = list(nodes_of(PRODUCT, ast.NamedExpr, ":="))
+    assert len(walruses) > 20
+    assert [where for where, _, around in walruses if not is_guard(around)] == []
+
+
+STORES = (ast.Assign, ast.AnnAssign, ast.arguments, ast.Return, ast.Yield, ast.IfExp, ast.BoolOp)
+"""What gives a function to a name, a parameter or a caller: it deserves a name of its own."""
+
+
+def is_folded(function: ast.Lambda, parent: ast.AST) -> bool:
+    wrapped = isinstance(parent, ast.Call) and ast.unparse(parent.func) in ("partial", "functools.partial")
+    inside = any(isinstance(node, ast.Lambda | ast.NamedExpr) for node in ast.walk(function.body))
+    return isinstance(parent, STORES) or wrapped or inside or bool(function.args.defaults + function.args.kw_defaults)
+
+
+def test_a_lambda_is_an_argument_or_an_entry_of_a_table_and_no_function_that_deserves_a_name() -> None:
+    lambdas = list(nodes_of(PRODUCT, ast.Lambda, "lambda"))
+    assert len(lambdas) > 50
+    assert [where for where, function, around in lambdas if is_folded(function, around[0])] == []
+
+
+LOOPS, FUNCTIONS = (ast.For, ast.AsyncFor, ast.While), (ast.FunctionDef, ast.AsyncFunctionDef)
+SHORT, ENDLESS = 0.2, 30.0
+"""Seconds: shorter ones cost little, and from the longer ones nobody wakes up."""
+
+
+def is_fixed_sleep(call: ast.Call, around: list[ast.AST]) -> bool:
+    """Whether it sleeps for a constant time, and is no step of a loop, which waits for a condition."""
+    if ast.unparse(call.func) not in ("time.sleep", "asyncio.sleep"):
+        return False
+    match call.args:
+        case [ast.Constant(float() | int() as seconds)] if SHORT <= seconds < ENDLESS:
+            inside = takewhile(lambda node: not isinstance(node, FUNCTIONS), around)
+            return not any(isinstance(node, LOOPS) for node in inside)
+    return False
+
+
+def test_a_test_that_sleeps_for_a_fixed_time_says_why_it_waits_for_no_condition() -> None:
+    tests = [source for source in SOURCES if source.relative_to(ROOT).parts[0] in ("tests", "e2e")]
+    sleeps = [
+        where for where, call, around in nodes_of(tests, ast.Call, r"\.sleep\([\d.]+\)") if is_fixed_sleep(call, around)
+    ]
+    assert len(sleeps) > 5
+    assert [where for where in sleeps if " # " not in line_of(where)] == []
+
+
+def line_of(where: str) -> str:
+    file, _, number = where.rpartition(":")
+    return (ROOT / file).read_text().splitlines()[int(number) - 1]
 
 
 NAMED_ALIKE = {"SenderEnd", "WorkerEnd", "Trajectory", "Prompt"}

@@ -79,7 +79,8 @@ def _bytes(plan: Plan) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if volume := plan.volume():
         out["volume"] = _rounded(asdict(volume) | {"total": volume.total})
-    if traffic := plan.traffic():
+    traffic = plan.traffic()
+    if traffic:
         out["traffic"] = {name: _rounded(asdict(flow)) for name, flow in traffic.items()}
     if plan.cards:
         for name, flow in traffic.items():

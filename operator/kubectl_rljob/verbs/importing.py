@@ -25,7 +25,8 @@ class SystemName(click.Choice[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         name = value.lower().replace("-", "").replace("_", "").removesuffix("rft")
-        if pages := next((pages for other, pages in OTHERS.items() if name.startswith(other)), ""):
+        pages = next((pages for other, pages in OTHERS.items() if name.startswith(other)), "")
+        if pages:
             self.fail(f"{value} is not read ({', '.join(self.choices)} are); write the job by {pages}", param, ctx)
         return super().convert(name if name in self.choices else value, param, ctx)
 

@@ -37,7 +37,8 @@ def list_(session: Session, all_namespaces: bool, output: str | None) -> None:
         session.terminal.tell(f"No rljobs found{where}.")
         return
     session.terminal.show(text.jobs(jobs, session.now, all_namespaces, session.terminal.width))
-    if unreadable := next((job.unreadable for job in jobs if job.unreadable), None):
+    unreadable = next((job.unreadable for job in jobs if job.unreadable), None)
+    if unreadable:
         raise unreadable
 
 

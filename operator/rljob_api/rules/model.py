@@ -52,7 +52,8 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
     if isinstance(kind, str) and kind and kind not in FAMILIES:
         yield _no_family(spec, kind)
         return
-    if damaged := [*_value_violations(spec, config)]:
+    damaged = [*_value_violations(spec, config)]
+    if damaged:
         yield from damaged
         return
     config = language_of(config)

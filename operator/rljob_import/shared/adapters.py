@@ -38,7 +38,8 @@ def adapters(
     elif modules:
         ours = [target for target, parts in MATRICES.items() if set(parts) <= set(modules)]
         yield settings.field("model.lora.targets", ours, targets)
-    if unknown := sorted(named - set(ALL) - set(modules) - set(MATRICES)):
+    unknown = sorted(named - set(ALL) - set(modules) - set(MATRICES))
+    if unknown:
         yield settings.lacking(targets, f"no adapters beside {', '.join(unknown)}")
 
 

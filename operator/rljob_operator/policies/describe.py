@@ -110,8 +110,9 @@ def _placed(s: Snapshot, status: JobStatus) -> ConditionValue:
         return False, reasons.UNPLACEABLE, status.placement.problem
     if status.placement and status.placement.unschedulable:
         return False, reasons.UNSCHEDULABLE, status.placement.unschedulable
-    if why := refusal_message(s, status):
-        return False, reasons.NOT_BOUND, why
+    refusal = refusal_message(s, status)
+    if refusal:
+        return False, reasons.NOT_BOUND, refusal
     if on_nodes(s, status):
         return True, reasons.PLACED, ""
     why = "" if spec.scheduling.facts.assigns_nodes else unscheduled(s)

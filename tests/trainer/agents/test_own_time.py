@@ -11,7 +11,7 @@ async def test_waiting_for_the_policy_does_not_count() -> None:
     own_time = OwnTime(0.5)
     async with own_time.limited():
         with own_time.stopped():
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # twice what the agent has
     assert not own_time.is_over
 
 

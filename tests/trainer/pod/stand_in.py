@@ -97,7 +97,7 @@ def fork_engine(behaviour: str) -> None:
         time.sleep(LOADING_SECONDS if behaviour == "13" else 0)
         meets = [socket.create_server(("127.0.0.1", int(option("--master-port"))))] if HEAD else []  # noqa: F841 kept open
         if behaviour == "7":
-            time.sleep(1)
+            time.sleep(1)  # it has served by then
             print("\n".join(ERROR.format(pid=os.getpid()) + line for line in FAILURE.splitlines()), flush=True)
             os._exit(1)
         if behaviour in ("8", "9"):

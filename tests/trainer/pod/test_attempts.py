@@ -172,7 +172,7 @@ def test_a_newer_attempt_without_this_boot_ends_the_old_one_and_is_not_run(solo:
     solo.tell(attempt + 1, boots=["another boot"])
     assert solo.stopped(solo.pods[0], attempt).result == "stopped"
     assert not alive(rank)
-    time.sleep(0.5)
+    time.sleep(0.5)  # for a report of the newer attempt, which must not come
     assert solo.report(solo.pods[0]).attempt == attempt
 
 
@@ -202,7 +202,7 @@ def test_a_launcher_told_to_leave_lets_its_attempt_end(gangs: Make) -> None:
     job.pid(attempt, 0)
     (launcher,) = job.launchers.values()
     launcher.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
+    time.sleep(0.5)  # for an end that must not come
     assert launcher.poll() is None
     job.finish(attempt)
     assert launcher.wait(TIMEOUT) == 0
@@ -224,7 +224,7 @@ def test_sigterm_stops_the_attempt_of_a_deleted_job_at_once(gangs: Make) -> None
     pids = [gang.pid(attempt, 0), gang.pid(attempt, "driver")]
     (launcher,) = gang.launchers.values()
     gang.forget()
-    time.sleep(1)
+    time.sleep(1)  # for an end that must not come
     assert launcher.poll() is None and all(map(alive, pids)), "no SIGTERM: the operator may make the message again"
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(TIMEOUT) == 0

@@ -188,7 +188,7 @@ async def test_a_server_that_a_rank_has_lost_is_given_the_time_to_say_why(
     tmp_path: Path, error: Exception, named: bool
 ) -> None:
     async def server_ends() -> int:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.05 if named else 60.0)
         failure.record(tmp_path, "server", Failure(kind="killed", exception="ServerLost", message="killed", time=9e9))
         return 1
 

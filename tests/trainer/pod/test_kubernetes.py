@@ -136,7 +136,7 @@ async def test_watches_that_are_ended_at_once_are_opened_once_a_second(api: Fake
     api.brief = True
     api.publish(control(1))
     following = asyncio.create_task(next_attempt(controls))
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(1.5)  # a rate is measured
     following.cancel()
     assert api.watches <= 4
 

@@ -152,7 +152,7 @@ async def test_an_engine_that_is_frozen_during_an_update_is_killed_long_before_a
     await pod.channel.wait(is_running)
     engine = await engine_of_the_server()
     await Watched.has_seen(engine)
-    await asyncio.sleep(3 * health.STILL_SECONDS)
+    await asyncio.sleep(3 * health.STILL_SECONDS)  # nothing may be found meanwhile
     assert [r for r in pod.channel.reports if r.failure] == []
     engine.suspend()
     failure = (await pod.channel.wait(lambda r: r.failure is not None)).failure

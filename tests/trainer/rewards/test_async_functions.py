@@ -68,7 +68,7 @@ async def test_a_function_that_ends_or_blocks_its_process_fails_and_the_next_cal
 
 async def test_calls_that_came_later_into_a_process_that_is_ended_for_another_one_are_made_again(manager):
     blocked = asyncio.create_task(manager.score(case("block")))
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(2.5)  # of the 3 s that the blocked call may take
     later = await asyncio.gather(*(manager.score(case("0", i)) for i in range(16)))
     assert [reward.score for reward in later] == list(range(16))
     with pytest.raises(RewardFailed, match="took longer"):

@@ -106,7 +106,7 @@ async def test_one_server_is_not_flooded() -> None:
 async def test_a_request_waits_for_the_first_server_longer_than_its_time_limit() -> None:
     async def check(job: Job, server: Server) -> None:
         asked = asyncio.create_task(job.score())
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.4)  # twice the time limit of a request
         assert not asked.done() and not job.pools.ready
         job.list(server)
         assert await asked == 0.5 and job.pools.ready

@@ -55,7 +55,7 @@ async def test_one_that_does_not_answer_is_passed_over_and_tried_again(
         port = free_port()
         sandboxes.follow({"python": [address(port)]})
         waiting = asyncio.create_task(mine.claim("python"))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # it is tried again and again, every 0.1 s
         assert not waiting.done()
         async with running(tmp_path, port, wanted=True):
             assert await asyncio.wait_for(waiting, PROMPT) == 0

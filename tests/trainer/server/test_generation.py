@@ -45,7 +45,7 @@ async def test_a_server_killed_mid_generation_costs_no_answer(
     asked = [
         asyncio.create_task(pool.generate(GenerationRequest(p, 4, sampling, seed=i))) for i, p in enumerate(prompts)
     ]
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # until the servers are in the middle of their answers
     servers[1].kill()
     groups: list[list[Generation]] = await asyncio.wait_for(asyncio.gather(*asked), 600)
     assert pool.redispatched > 0 and [r.pod for r in pool.current] == [servers[0].endpoint.pod]

@@ -117,7 +117,7 @@ async def test_an_update_that_waits_for_the_trainer_is_no_alarm_and_one_of_a_fro
     async with checked(server) as lost:
         published = asyncio.create_task(asyncio.to_thread(publish_slowly))
         await asyncio.to_thread(reached.wait, 600)
-        await asyncio.sleep(3 * health.STILL_SECONDS)
+        await asyncio.sleep(3 * health.STILL_SECONDS)  # nothing may be found meanwhile
         assert not lost.done(), "it is the trainer that takes its time"
         engine(server).suspend()
         began = time.monotonic()

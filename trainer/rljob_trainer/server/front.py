@@ -72,9 +72,10 @@ class Front(Guard):
     async def _admitted(self, request: Request, send: Send) -> None:
         scope, receive = request.scope, request.receive
         answer = self._refusal(request) or await self._own_route(request)
+        policy = self._gate.served() if answer is None else None
         if answer is not None:
             await answer(scope, receive, send)
-        elif (policy := self._gate.served()) is None:
+        elif policy is None:
             await self._not_ready()(scope, receive, send)
         else:
             _let_all_routes_use_adapters(request.app.state)

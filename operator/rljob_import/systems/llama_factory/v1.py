@@ -114,7 +114,8 @@ def is_v1(tree: Mapping[str, Any]) -> bool:
 
 def task(settings: Settings) -> str:
     """As the command that the file is started with; without it, `cls` is a reward model, and dpo has settings of its own."""
-    if command := COMMANDS.get(settings.options.environment.get("COMMAND", "")):
+    command = COMMANDS.get(settings.options.environment.get("COMMAND", ""))
+    if command:
         return command
     if settings["model_class"] == "cls":
         return "rewardModel"
@@ -167,7 +168,8 @@ def data(settings: Settings) -> Iterator[Said]:
 
 def _sets(settings: Settings, field: str, sets: Mapping[str, Any]) -> Iterator[Said]:
     """All that are in the file of --dataset-info."""
-    if wrong := [name for name, one in sets.items() if not isinstance(one, dict) or "path" not in one]:
+    wrong = [name for name, one in sets.items() if not isinstance(one, dict) or "path" not in one]
+    if wrong:
         yield Problem("--dataset-info", f"{wrong[0]} has no path: give the file that train_dataset names")
         return
     files = [

@@ -120,7 +120,7 @@ async def test_a_drain_waits_for_the_step_and_not_for_what_is_drawn_beside_it(be
     async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
         await third_batch_never_comes(bench, rank, a)
         bench.control("drain", (a.endpoint,))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # for what might follow the drain too early
         assert await trained(rank, 2) == [], "nobody needs the policy, but its digest is wanted"
         await publish(rank, 2, [])
         assert await until(rank, "over") == "drained"
@@ -173,7 +173,7 @@ async def test_when_all_replicas_are_lost_beside_training_the_batch_is_begun_ane
         a.dying = True
         await publish(rank, 1, [a])
         await batch(rank)
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(0.8)  # a request fails, and so do its tries
         needed = await trained(rank, 2)
         a.dying = False
         await publish(rank, 2, [a] if needed else [])
