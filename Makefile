@@ -166,7 +166,6 @@ generate: setup ## Write the CRD, known keys, reference pages and pictures again
 generate-check: setup ## Fail when a generated file has drifted
 	@$(PY) -m docs.generated --check
 	@$(PY) gitops/argocd/config_map.py /dev/stdout | diff -u gitops/argocd/argocd-cm.yaml -
-	@$(PY) -W ignore -m rljob_trainer.commands.known_keys --check
 
 .PHONY: lock
 lock: ## Resolve the requirements again, with hashes

@@ -1,13 +1,11 @@
 """Generates rljob_api/schema/known_keys.json: the names that `transformerConfig` and `vllmArgs` may hold, those of Megatron's DDP and optimizer,
 which users look for there, and those of vLLM's parsers; read from the installed packages.
 
-python -m rljob_trainer.commands.known_keys            # write
-python -m rljob_trainer.commands.known_keys --check    # exit 1 on drift
+python -m rljob_trainer.commands.known_keys
 """
 
 import dataclasses
 import json
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -80,15 +78,5 @@ def render() -> str:
     )
 
 
-def main() -> int:
-    text = render()
-    if "--check" in sys.argv[1:]:
-        drift = TARGET.read_text() != text
-        print("known_keys.json: differs from the installed packages" if drift else "known_keys.json: up to date")
-        return int(drift)
-    TARGET.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    TARGET.write_text(render())
