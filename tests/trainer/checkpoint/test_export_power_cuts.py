@@ -102,7 +102,7 @@ class Stepping:
 class Engine:
     """Exports tensors full of its step."""
 
-    step = 0
+    step, draft = 0, None
 
     def heartbeat(self) -> None:
         pass

@@ -23,7 +23,7 @@ class Exports:
         self.count = 0
         self.memory = SimpleNamespace(enter=lambda phase: None)
 
-    def export_owned(self) -> list[GatherPhase]:
+    def export_served(self) -> list[GatherPhase]:
         self.count += 1
         return [GatherPhase(iter([("weight", torch.ones(4))]), sends=True)]
 

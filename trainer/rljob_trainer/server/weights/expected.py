@@ -37,9 +37,9 @@ class ExpectedTensors:
 
         `guesses`: the server guesses tokens with the layers for multi-token prediction, behind the last layer. Copies of embedding and output layer
         that files have in these are in no update: they share the policy's. `draft`: the directory of a draft that comes with every policy."""
-        config = json.loads((model / "config.json").read_text())
+        whole, config = dict(_described(model, dtype)), json.loads((model / "config.json").read_text())
         further = multi_token_layers(config)
-        tensors = {n: t for n, t in _described(model, dtype) if not is_copy(n, further)}
+        tensors = {n: t for n, t in whole.items() if not is_copy(n, further)}
         if draft:
             tensors |= {DRAFT + n: t for n, t in _described(draft, dtype) if n != CONTAINED}
         optional = {TIED} if config.get("tie_word_embeddings", False) else set()
