@@ -26,7 +26,8 @@ from rljob_api.rules.words import ADVICE, WORDS
             "it belongs to spec.trainer.template.nodeSelector or spec.rollout.template.nodeSelector or spec.pools.template.nodeSelector",
         ),
         ("reference.nodeSelector", "it belongs to spec.reference.template.nodeSelector"),
-        ("learning_rate", "it belongs to spec.train.optimizer.learningRate or spec.critic.optimizer.learningRate"),
+        ("learning_rate", "it belongs to spec.train.optimizer.learningRate or spec.critic.optimizer.learningRate"
+            " or spec.rollout.speculation.learningRate"),
         ("train.lr", "it is called spec.train.optimizer.learningRate here"),
         ("rollout.n", "it is called spec.train.samplesPerPrompt here"),
         ("algorithm.kl_coef", "it is called spec.algorithm.kl.coefficient here"),
