@@ -1,4 +1,4 @@
-"""A real Kueue beside the local cluster: what it admits trains in real pods, and what it preempts saves, waits and goes on."""
+"""A real Kueue beside the local cluster: what it admits trains in real pods, and what it preempts saves, waits and trains on."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +15,11 @@ from rljob_api import names
 pytestmark = [pytest.mark.extra, pytest.mark.skipif(not is_built(KUEUE), reason="`make kueue` compiles it")]
 
 HIGH = "kueue-high"
+"""A pod, and its priority class."""
 PODS = "2"
 """The quota: those of one job."""
+SECONDS = 900
+"""Many times what anything takes."""
 LEFT = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration", "clusterrole", "clusterrolebinding", "crd")
 """Kinds without a namespace of which Kueue has objects."""
 
@@ -41,11 +44,10 @@ def queue(empty_lab: Lab, tmp_path: Path) -> Iterator[None]:
 
 
 def end_jobs(lab: Lab) -> None:
-    """Suspended first: Kueue would keep the pods of a job that is gone."""
-    for name in lab.kube.kubectl("get", "rljob", "-o", "name").split():
-        lab.kube.kubectl("patch", name, "--type=merge", "-p", '{"spec":{"suspend":true}}')
-    wait_for("pods to end", lambda: not lab.kube.list("pod", names.LABEL_JOB), 200)
-    lab.kube.kubectl("delete", "rljob", "--all", "--timeout=120s", timeout=150)
+    """Kueue keeps their pods by a finalizer, and the operator lets them go."""
+    lab.kube.kubectl("delete", "pod", HIGH, "--ignore-not-found")
+    lab.kube.kubectl("delete", "rljob", "--all", f"--timeout={SECONDS}s", timeout=SECONDS)
+    wait_for("pods to end", lambda: not lab.kube.list("pod", names.LABEL_JOB), SECONDS)
 
 
 def remove(lab: Lab) -> None:
@@ -73,29 +75,38 @@ def strip_finalizers(lab: Lab, crds: list[str]) -> None:
             lab.kube.kubectl("patch", kind, name, *where, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
 
 
-def changes(name: str, steps: int, **template: object) -> Object:
-    """A gang of two trainers."""
+def low_job() -> Object:
+    """A gang of two trainers, which may finish their step and save however busy the machine is."""
     return {
         "of": "sft",
-        "train": {"steps": steps, "epochs": None},
-        "trainer": {"template": template},
+        "train": {"steps": 100_000, "epochs": None},
+        "trainer": {"template": {"terminationGracePeriodSeconds": SECONDS}},
         "evaluation": {"everySteps": 0},
-        "checkpoint": {"path": f"/data/runs/{name}", "everySteps": 1000},
+        "checkpoint": {"everySteps": 1000},
         "scheduling": {"backend": "kueue", "queue": kueue.QUEUE},
     }
 
 
-def test_a_job_that_kueue_preempts_saves_its_last_step_and_goes_on_when_the_quota_is_free(
+def high_pod(image: str) -> Object:
+    """Of somebody else, in the same queue."""
+    container = {"name": "main", "image": image, "command": ["sleep", "infinity"]}
+    spec = {"priorityClassName": HIGH, "terminationGracePeriodSeconds": 1, "containers": [container]}
+    meta = {"name": HIGH, "labels": {"kueue.x-k8s.io/queue-name": kueue.QUEUE}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def test_a_job_that_kueue_preempts_saves_its_last_step_and_trains_on_when_the_quota_is_free(
     empty_lab: Lab, queue: None
 ) -> None:
-    low = empty_lab.start_untrained("kueue-low", **changes("kueue-low", 100_000))
-    trained = low.wait_for_step(3, timeout=400)
+    kube = empty_lab.kube
+    low = empty_lab.start_untrained("kueue-low", **low_job())
+    trained = low.wait_for_step(3, SECONDS)
     assert trained.attempt and trained.attempt.number == 1
-    same = {key: low.object()["spec"][key] for key in ("model", "data")}
-    high = empty_lab.start("kueue-high", **same, **changes("kueue-high", 5, priorityClassName=HIGH))
-    left = low.wait("its quota is taken", lambda s: "held back by kueue.x-k8s.io/admission" in s.message, 200)
+    kube.apply(high_pod(empty_lab.provider.trainer_image))
+    left = low.wait("its quota is taken", lambda s: "held back by kueue.x-k8s.io/admission" in s.message, SECONDS)
     assert left.checkpoint.latest and left.checkpoint.latest.step == left.progress.step, "it has saved its last step"
-    high.wait_for_state("Succeeded", timeout=400)
-    again = low.wait_for_attempt(2, 400)
+    wait_for("the other pod", lambda: kube.get("pod", HIGH)["status"]["phase"] == "Running", SECONDS)
+    kube.kubectl("delete", "pod", HIGH)
+    again = low.wait_for_attempt(2, SECONDS)
     assert again.progress.started_from == left.progress.step
     assert (again.lost_steps, again.restarts.counted, again.last_failure) == (0, 0, None)
