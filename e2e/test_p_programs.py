@@ -19,7 +19,10 @@ from trainer.agents.libraries import site_packages, virtual_environment
 
 pytestmark = pytest.mark.extra
 
-ROOT, STEPS, PROMPTS, SAMPLES = "/data/programs", 16, 8, 4
+ROOT, STEPS, PROMPTS, SAMPLES = "/data/programs", 30, 8, 4
+"""Two steps for each loss, and for those at a moment when nothing was at work."""
+THINKING = 1.0
+"""Seconds between the turns of a trajectory, so that workers are at work nearly all the time however fast the machine is."""
 TOLD = "+1="
 """What either agent says behind the policy's first turn."""
 PREPARE = f"""
@@ -35,6 +38,7 @@ rows = {{"prompt": [f"{{10 + i // 10}}+{{i % 10}}=" for i in number], "task": nu
 pyarrow.parquet.write_table(pyarrow.table(rows), root / "rows.parquet")
 """
 AGENT = f"""
+import asyncio
 from openai import AsyncOpenAI
 from rljob_trainer.agents import SandboxError
 
@@ -44,6 +48,7 @@ async def talk(client, problem):
     messages, said = [{{"role": "user", "content": problem}}], []
     for told in ("{TOLD}", ""):
         answer = await client.chat.completions.create(model="policy", messages=messages)
+        await asyncio.sleep({THINKING})
         said.append(answer.choices[0].message.content or "")
         messages += [answer.choices[0].message, {{"role": "user", "content": told}}]
     return "".join(said)
@@ -59,11 +64,12 @@ async def rollout(prompt, policy, row):
     said = await talk(CLIENT.with_options(base_url=policy.base_url), row["prompt"])
     again, reward = 0, said.count(prompt.answer) / 2
     if row["task"] % {PROMPTS} == 0:
-        program = f"import time; time.sleep(1); print({{said!r}}.count({{prompt.answer!r}}) / 2)"
+        program = f"import time; time.sleep(3); print({{said!r}}.count({{prompt.answer!r}}) / 2)"
         reward, again = await run(policy, program)
     return await policy.trajectory(reward, {{"again": again}})
 """
 TASKS = f"""
+import asyncio
 import verifiers.v1 as vf
 from openai import AsyncOpenAI
 
@@ -93,6 +99,7 @@ class Twice(vf.Harness[TwiceConfig]):
         for told in (data.prompt, "{TOLD}"):
             messages.append({{"role": "user", "content": told}})
             answer = await client.chat.completions.create(model=ctx.model, messages=messages)
+            await asyncio.sleep({THINKING})
             messages.append({{"role": "assistant", "content": answer.choices[0].message.content or ""}})
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
