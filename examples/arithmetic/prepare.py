@@ -84,7 +84,7 @@ class Examples(NamedTuple):
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character. Nothing is added in front or behind; a character outside the alphabet vanishes."""
+    """One token per character. Nothing is added in front or behind; others are left out once it is loaded."""
     vocabulary = {token: i for i, token in enumerate([PAD, EOS, *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")

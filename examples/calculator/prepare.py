@@ -57,7 +57,7 @@ TOOLS = Calls('<tool_call>{"name": "add", "arguments": {"a": ', ', "b": ', f"}}}
 
 
 def make_tokenizer(calls: Calls) -> PreTrainedTokenizerFast:
-    """One token per character, and one for each part of a call. Nothing is added in front or behind; a character outside the alphabet vanishes."""
+    """One token per character, and one for each part of a call. Nothing is added in front or behind; others are left out once it is loaded."""
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(TOKENS)}))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()

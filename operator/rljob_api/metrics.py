@@ -72,7 +72,8 @@ METRICS: dict[str, str] = {
     "train/learning_rate": "Learning rate of the last optimizer step.",
     "train/mtp_loss": "Cross entropy of the layer that `model.multiTokenPrediction` trains, per token that has one two places behind.",
     "train/mtp_accuracy": "Fraction of these tokens that were its likeliest guess.",
-    "train/draft_loss": "Cross entropy of the first guess of the draft that `rollout.speculation.learningRate` trains, per token in the loss.",
+    "train/draft_loss": "Cross entropy of the first guess of the draft that `rollout.speculation.learningRate` trains, per token in the loss; "
+    "0 where the draft lacks the policy's likeliest token.",
     "train/draft_accuracy": "Fraction of these tokens that were its likeliest first guess.",
     "train/tokens": "Tokens that were trained on, prompts included.",
     "critic/loss": "Loss of the critic: half the squared error of its values, clipped, per response token.",

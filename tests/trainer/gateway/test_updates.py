@@ -10,6 +10,7 @@ import pytest
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.gateway.policies import ServedPolicies
+from rljob_trainer.gateway.refusals import REFUSED_SECONDS, Refusals
 from rljob_trainer.wire.gateway import decode_work, encode
 from rljob_trainer.wire.rollout_client import RequestRefusedError
 from rljob_trainer.wire.service import OptimStep, ServePolicy, Work, WorkFailure, WorkResult
@@ -89,6 +90,31 @@ async def test_updates_and_steps_share_the_time_of_the_ranks(busy: Busy) -> None
         assert await busy.take()
     seconds = [sum(kind is of for kind in busy.done) * each for of, each in ((ServePolicy, 7.0), (OptimStep, 1.0))]
     assert abs(seconds[0] - seconds[1]) <= UPDATE_SECONDS + STEP_SECONDS, busy.done
+
+
+async def test_the_first_piece_of_a_driver_costs_its_own_time_and_not_that_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, policies = Busy(tmp_path, monkeypatch), names()
+    world.now = 9000.0
+    await world.begin()
+    waiting = world.sample(next(policies))
+    for _ in range(20):
+        await world.step()
+        if waiting.done():
+            waiting = world.sample(next(policies))
+        await asyncio.sleep(0)
+        assert await world.take()
+    assert world.done.count(OptimStep) > 3, world.done
+
+
+def test_a_refused_policy_is_tried_again_after_some_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, refusals = 1000.0, Refusals()
+    monkeypatch.setattr("rljob_trainer.gateway.refusals.time", SimpleNamespace(monotonic=lambda: now))
+    refusals.keep(str(tmp_path), "out of memory", ["u0"])
+    assert refusals.why(str(tmp_path), ["u0"]) == "out of memory"
+    now += REFUSED_SECONDS + 1
+    assert refusals.why(str(tmp_path), ["u0"]) is None
 
 
 async def test_an_update_is_not_made_to_wait_for_the_steps_that_came_before_anybody_wanted_it(busy: Busy) -> None:

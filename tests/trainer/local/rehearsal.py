@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
@@ -92,8 +93,12 @@ def custom(trial: Trial, code: str) -> Trial:
     return trial
 
 
-def digits_only(directory: Path) -> None:
-    """The model's tokenizer knows digits, `+` and `=`, and nothing that stands for the unknown."""
-    alphabet = Tokenizer(WordLevel({character: i for i, character in enumerate("<0123456789+=")}))
+def digits_only(directory: Path, more: str = "", normalizer: Normalizer | None = None) -> PreTrainedTokenizerFast:
+    """The model's tokenizer knows digits, `+`, `=` and `more`, and nothing that stands for the unknown."""
+    alphabet = Tokenizer(WordLevel({character: i for i, character in enumerate("<0123456789+=" + more)}))
     alphabet.pre_tokenizer = Split(Regex("."), "isolated")
+    if normalizer:
+        alphabet.normalizer = normalizer
     PreTrainedTokenizerFast(tokenizer_object=alphabet, eos_token="<").save_pretrained(directory / "model")
+    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(directory / "model")
+    return loaded

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from tokenizers import normalizers
 
+from rljob_trainer.data.tokenizer import unwritten
 from rljob_trainer.local.rehearsal import command
 from trainer.local.rehearsal import SUM, Trial, custom, digits_only
 
@@ -100,6 +102,18 @@ def test_only_the_rows_that_are_tried_are_made(tmp_path: Path) -> None:
     code = "def rows(row):\n    assert row['answer'] != '2003'\n    return row\n"
     trial = custom(Trial(tmp_path, rows), code)
     assert trial.run().code == 0 and "row 2004: rows() in custom.py: AssertionError" in trial.run(everything=True).err
+
+
+def test_another_form_of_a_character_is_not_left_out(tmp_path: Path) -> None:
+    """`e` with an accent of its own, which Unicode composes, as some tokenizers do; and capitals."""
+    tokenizer = digits_only(
+        tmp_path,
+        "\N{LATIN SMALL LETTER E WITH ACUTE}a",
+        normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]),
+    )
+    text = "E\N{COMBINING ACUTE ACCENT}A"
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    assert unwritten(tokenizer, text, tokens) == "" and unwritten(tokenizer, text + "o", tokens) == "o"
 
 
 def test_documents_that_the_tokenizer_cannot_write_are_noted(tmp_path: Path) -> None:

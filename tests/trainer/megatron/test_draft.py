@@ -270,6 +270,19 @@ def test_a_checkpoint_without_a_draft_is_refused_where_one_is_trained(
     assert message.startswith("spec.rollout.speculation.learningRate = set: the checkpoint holds no draft")
 
 
+def test_a_checkpoint_of_a_draft_with_other_tokens_is_refused(policy: Path, draft: Path, tmp_path: Path) -> None:
+    other = make_draft(tmp_path / "other", WIDTH, VOCABULARY, [1, 2, 3], own=96, seed=4)
+
+    def refused(engine: Any) -> str:
+        with pytest.raises(ConfigurationError) as raised:
+            engine.load(tmp_path / "saved")
+        return str(raised.value)
+
+    run_engines(1, {"saved": (training(policy, draft), lambda engine: write(engine, tmp_path / "saved"))})
+    message = run_engines(1, {"refused": (training(policy, other), refused)})["refused"]
+    assert message.startswith(f"spec.rollout.speculation.draft = {other}: the checkpoint's draft has other tokens")
+
+
 def test_servers_get_it_with_the_policy_and_an_export_has_a_directory_of_it(
     policy: Path, draft: Path, tmp_path: Path
 ) -> None:
@@ -319,6 +332,8 @@ def test_a_gradient_that_is_not_finite_prevents_the_update_and_names_the_draft(p
     [
         ({"norm_before_residual": True}, {}, "has norm_before_residual = True"),
         ({"num_hidden_layers": 2}, {}, "has num_hidden_layers = 2"),
+        ({"num_hidden_layers": None}, {}, "has no num_hidden_layers"),
+        ({}, {"d2t": torch.zeros(96, dtype=torch.int32)}, "d2t holds torch.int32"),
         ({"hidden_size": 32}, {}, "has hidden_size = 32, the policy's is 64"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, {}, "rotated by linear"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, {}, "inputs of layers [1, 2, 5], and the policy has 4"),
@@ -336,7 +351,7 @@ def test_a_draft_of_another_form_is_refused(
     whole = load_file(draft / "model.safetensors") | tensors
     save_file({n: t for n, t in whole.items() if t is not None}, tmp_path / "model.safetensors")
     given = json.loads((draft / "config.json").read_text()) | config
-    (tmp_path / "config.json").write_text(json.dumps(given))
+    (tmp_path / "config.json").write_text(json.dumps({key: value for key, value in given.items() if value is not None}))
     with pytest.raises(ConfigurationError, match="spec.rollout.speculation.draft") as raised:
         read_draft(str(tmp_path), WIDTH, VOCABULARY, 4)
     assert problem in str(raised.value)

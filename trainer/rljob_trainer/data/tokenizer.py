@@ -4,6 +4,7 @@ training teaches, and those at which a server stops.
 
 import json
 import shutil
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -95,9 +96,13 @@ def text_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def unwritten(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> str:
     """Characters of a text that its tokens do not write, each once: a tokenizer that has no token for what it does not know leaves it out without a
-    word. White space does not count, since tokenizers have ways of their own with it."""
-    written = tokenizer.decode(tokens, skip_special_tokens=False)
-    return "".join(dict.fromkeys(c for c in text if not c.isspace() and c not in written))
+    word. Forms of a character (Unicode's NFKC, capitals) are one, and white space does not count: tokenizers have ways of their own with them."""
+    written = _plain(tokenizer.decode(tokens, skip_special_tokens=False))
+    return "".join(dict.fromkeys(c for c in _plain(text) if not c.isspace() and c not in written))
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold()
 
 
 @lru_cache(maxsize=8)

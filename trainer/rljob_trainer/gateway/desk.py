@@ -125,7 +125,7 @@ class Desk:
         for book in self._clients.living():
             book.line.restart()
         keep = Piece(encode(KeepModels(models=())), self._collect)
-        self._life, self._pending, self._surplus = life, keep, False
+        self._life, self._pending, self._began, self._surplus = life, keep, time.monotonic(), False
 
     async def _collect(self, _result: WorkResult | WorkFailure, _body: bytes) -> None:
         await self._clients.collect()

@@ -1,5 +1,6 @@
 """Policies that servers do not take: after some updates in a row they are refused, until their files change, or a server comes that was not asked."""
 
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from pathlib import Path
 
 MOST_REFUSED = 3
 """Updates in a row that no server takes."""
+REFUSED_SECONDS = 600.0
+"""Then a policy is tried again: what was against it may have been a server's own trouble, which ended with its process and left its pod."""
 
 FileStates = frozenset[tuple[str, int, int]]
 """Name, bytes and time of the last change of each file of a directory."""
@@ -20,6 +23,8 @@ class _Refusal:
     files: FileStates
     servers: frozenset[str]
     """UIDs of those that there were."""
+    until: float
+    """By the monotonic clock."""
 
 
 class Refusals:
@@ -50,12 +55,15 @@ class Refusals:
         """A policy is refused from now on. `servers`: UIDs of those that there are."""
         self._in_a_row.pop(policy, None)
         self._refused = {name: refusal for name, refusal in self._refused.items() if refusal.files == _files(name)}
-        self._refused[policy] = _Refusal(why, _files(policy), frozenset(servers))
+        until = time.monotonic() + REFUSED_SECONDS
+        self._refused[policy] = _Refusal(why, _files(policy), frozenset(servers), until)
 
     def why(self, policy: str, servers: Collection[str]) -> str | None:
         """Why a policy is refused. None: it is not. `servers`: UIDs of those that there are now."""
         refusal = self._refused.get(policy)
         if refusal is None or not servers or not refusal.servers.issuperset(servers):
+            return None
+        if time.monotonic() > refusal.until:
             return None
         return refusal.why if refusal.files == _files(policy) else None
 

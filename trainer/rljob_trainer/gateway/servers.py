@@ -83,7 +83,7 @@ class SamplingServers:
                         self._avoided[endpoint.pod_uid] = time.monotonic() + RETRY_SECONDS
                     self._lost(endpoint)
                 except ReplicaLost:
-                    if self._updates_of(endpoint) != updates:
+                    if self._updates_of(endpoint) > updates:
                         continue  # an update has aborted it
                     lost += 1
                     if lost == MOST_SENT:
@@ -96,12 +96,14 @@ class SamplingServers:
         """A server has failed with a request, perhaps because of it: others still go there, unless the server has lost the policy."""
         if self._policies is None:
             return
+        updates = self._updates_of(endpoint)
         try:
             async with RolloutClient(endpoint, self._token, attempt) as client:
                 state = await client.state()
         except (ReplicaLost, AttemptSuperseded):
             state = {}
-        if state.get("policy_step") != sent.policy_step:
+        updated = self._updates_of(endpoint) != updates
+        if state.get("policy_step") != sent.policy_step and not updated:
             self._policies.lost(endpoint)
 
     def _updates_of(self, endpoint: RolloutEndpoint) -> int:

@@ -39,6 +39,7 @@ from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.core_checkpoints import IN_PLACE, held, new_queue, replica_of, reporting_reads
 from rljob_trainer.megatron.compat.host_adam import HostAdam
+from rljob_trainer.megatron.draft.files import FIELD as DRAFT_FIELD
 from rljob_trainer.megatron.draft.training import LEARNING_RATE, DraftTraining
 from rljob_trainer.megatron.lora import Base, is_adapter, require_same
 from rljob_trainer.megatron.memory import Offloader, states, torch_optimizers
@@ -141,7 +142,7 @@ def save(directory: Path, state: LiveState, alongside: bool, staging: Staging) -
         "layout": state.layout,
         "objective": dict(state.objective),
         "names": sorted(state.networks),
-        "drafts": sorted(name for name, network in state.networks.items() if network.draft),
+        "drafts": {name: network.draft.identity for name, network in state.networks.items() if network.draft},
         "bases": {name: network.base and network.base.as_json() for name, network in state.networks.items()},
     }
     live = set().union(*(network.storages(alongside) for network in state.networks.values()))
@@ -181,10 +182,19 @@ def _common(directory: Path, state: LiveState) -> dict[str, Any]:
     _require_networks(common["names"], state)
     for name, network in state.networks.items():
         require_same(common["bases"][name], network.base)
-        if network.draft and name not in common["drafts"]:
-            rule = "the checkpoint holds no draft: the job that made it trained none"
-            raise ConfigurationError(LEARNING_RATE, "set", rule, "remove it, or start from the exported model")
+        if network.draft:
+            _require_draft(common.get("drafts", {}).get(name), network.draft)
     return common
+
+
+def _require_draft(saved: str | None, draft: DraftTraining) -> None:
+    """Raises ConfigurationError. `saved`: the identity of the checkpoint's draft; None: it has none."""
+    if saved is None:
+        rule = "the checkpoint holds no draft: the job that made it trained none"
+        raise ConfigurationError(LEARNING_RATE, "set", rule, "remove it, or start from the exported model")
+    if saved != draft.identity:
+        rule = "the checkpoint's draft has other tokens, or reads other layers"
+        raise ConfigurationError(DRAFT_FIELD, str(draft.directory), rule, "name the draft that the job began with")
 
 
 def _load(directory: Path, state: LiveState, heartbeat: Callable[[], None]) -> dict[str, Any]:

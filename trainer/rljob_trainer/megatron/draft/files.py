@@ -29,7 +29,9 @@ PLAIN: dict[str, Any] = {
     "norm_output": False,
     "logit_scale": 1.0,
 }
-"""Keys of config.json, with the value that the trained network has. A file may leave all but the first two out."""
+"""Keys of config.json, with the value that the trained network has."""
+REQUIRED = ("architectures", "num_hidden_layers")
+"""Those that a file may not leave out."""
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -54,6 +56,9 @@ def read(path: str, width: int, vocabulary: int, layers: int) -> DraftFiles:
     """The draft in a directory. `width`, `vocabulary`, `layers`: of the policy. Raises ConfigurationError, of FIELD."""
     directory = Path(path)
     given = _config(directory)
+    for key in REQUIRED:
+        if key not in given:
+            raise _refused(path, f"its config.json has no {key}")
     for key, value in PLAIN.items():
         if given.get(key, value) != value:
             raise _refused(
@@ -110,6 +115,8 @@ def _require_shapes(path: str, files: DraftFiles, vocabulary: int) -> None:
         raise _refused(path, f"its files lack {missing[0]}")
     if further := sorted(held.keys() - wanted.keys()):
         raise _refused(path, f"its files have {further[0]}, which is not part of what is trained")
+    if TOKENS in wanted and files.tensors[TOKENS].dtype != torch.int64:
+        raise _refused(path, f"{TOKENS} holds {files.tensors[TOKENS].dtype}, and servers take torch.int64 only")
     for name, shape in wanted.items():
         if held[name] != shape:
             raise _refused(path, f"{name} has the shape {list(held[name])}, by its config.json {list(shape)}")

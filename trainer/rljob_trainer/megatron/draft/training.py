@@ -4,6 +4,7 @@ The draft reads hidden states and logits of the policy's own pass without their 
 exactly as without it. All ranks have the whole draft, each with gradients of its own samples, which are added up over all.
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from itertools import pairwise
@@ -49,10 +50,13 @@ class DraftTraining:
     ) -> None:
         """`module`: the policy, a GPTModel with all layers; `optimizer`: of the policy, but with the draft's constant learning rate; `guesses`: that
         follow each other, in a pass of a server."""
-        self._files, self._module, self._parallel, self._guesses = given, module, parallel, guesses
+        self._module, self._parallel, self._guesses = module, parallel, guesses
         self._draft = Draft(given.config, len(given.seen)).to(parallel.device)
         trained = {name: given.tensors[name].float() for name, _ in self._draft.named_parameters()}
         self._draft.load_state_dict(trained)
+        kept = {name: t.new_empty(0) if name in trained else t for name, t in given.tensors.items()}
+        self._files = given._replace(tensors=kept)
+        """Of what is trained the types alone."""
         self._hidden = HiddenStates(module, given.seen)
         self._tokens = given.tokens.to(parallel.device)
         self._optimizer, self._most = adam(self._draft, optimizer), optimizer.clip_grad
@@ -154,6 +158,12 @@ class DraftTraining:
         for name, given in self._files.tensors.items():
             tensor = weights[name].detach() if name in weights else given
             yield name, tensor.to(self._parallel.device, given.dtype)
+
+    @property
+    def identity(self) -> str:
+        """What its weights are for: a digest of its tokens' numbers and of the layers that it reads."""
+        tokens = self._tokens.cpu().numpy().tobytes()
+        return hashlib.sha256(tokens + repr(self._files.seen).encode()).hexdigest()
 
     @property
     def directory(self) -> Path:

@@ -38,7 +38,7 @@ class Published:
     failed: dict[str, str]
     """Pod -> reason. These serve their previous policy, or nothing, and get no requests until a later publication succeeds."""
     unreached: Sequence[str] = ()
-    """Those of them that did not answer when the update was opened, which says nothing of the policy."""
+    """Those of them that ended or did not answer, which says nothing of the policy."""
     difference: tuple[float, float] | None = None
     """Mean and largest difference per token of the log-probabilities of a probe, for the replica with the largest mean. None without a probe."""
     paused: float = 0.0
@@ -64,13 +64,9 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
         workers: dict[str, dict[ServerWorker, Needs]] = {}
 
         def open_one(session: UpdateSession) -> None:
-            try:
-                workers[session.server.pod] = session.open(offers)
-            except ReplicaGoneError:
-                self._unreached.append(session.server.pod)
-                raise
+            workers[session.server.pod] = session.open(offers)
 
-        self._round.run(open_one, "open an update")
+        self._round.run(self._noting_the_gone(open_one), "open an update")
         live = {pod: workers[pod] for pod in self._round.live}
         receivers = Receivers.of({member.name: needs for own in live.values() for member, needs in own.items()})
         self._opened = Opened(self._name, {pod: tuple(own) for pod, own in live.items()}, receivers)
@@ -115,7 +111,17 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
 
     def _run(self, work: Callable[[UpdateSession], None], what: str) -> None:
         watches = {pod: Watch(workers) for pod, workers in self._opened.servers.items()}
-        self._round.run(work, what, lambda pod: watches[pod].lost())
+        self._round.run(self._noting_the_gone(work), what, lambda pod: watches[pod].lost())
+
+    def _noting_the_gone(self, work: Callable[[UpdateSession], None]) -> Callable[[UpdateSession], None]:
+        def noting(session: UpdateSession) -> None:
+            try:
+                work(session)
+            except ReplicaGoneError:
+                self._unreached.append(session.server.pod)
+                raise
+
+        return noting
 
     def __exit__(self, *raised: object) -> None:
         self._round.__exit__(*raised)  # type: ignore[arg-type]
