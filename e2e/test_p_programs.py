@@ -23,7 +23,7 @@ ROOT, STEPS, PROMPTS, SAMPLES = "/data/programs", 30, 8, 4
 """Two steps for each loss, and for those at a moment when nothing was at work."""
 THINKING = 1.0
 """Seconds between the turns of a trajectory, so that workers are at work nearly all the time however fast the machine is."""
-TOLD = "+1="
+FOLLOW_UP = "+1="
 """What either agent says behind the policy's first turn."""
 PREPARE = f"""
 import sys
@@ -46,11 +46,11 @@ CLIENT = AsyncOpenAI(base_url="http://localhost", api_key="any", max_retries=0, 
 
 async def talk(client, problem):
     messages, said = [{{"role": "user", "content": problem}}], []
-    for told in ("{TOLD}", ""):
+    for text in ("{FOLLOW_UP}", ""):
         answer = await client.chat.completions.create(model="policy", messages=messages)
         await asyncio.sleep({THINKING})
         said.append(answer.choices[0].message.content or "")
-        messages += [answer.choices[0].message, {{"role": "user", "content": told}}]
+        messages += [answer.choices[0].message, {{"role": "user", "content": text}}]
     return "".join(said)
 
 async def run(policy, program, again=0):
@@ -96,8 +96,8 @@ class Twice(vf.Harness[TwiceConfig]):
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, tool_interception_url=None):
         client, messages = AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=600), []
-        for told in (data.prompt, "{TOLD}"):
-            messages.append({{"role": "user", "content": told}})
+        for text in (data.prompt, "{FOLLOW_UP}"):
+            messages.append({{"role": "user", "content": text}})
             answer = await client.chat.completions.create(model=ctx.model, messages=messages)
             await asyncio.sleep({THINKING})
             messages.append({{"role": "assistant", "content": answer.choices[0].message.content or ""}})
@@ -128,7 +128,7 @@ for path in sorted(pathlib.Path("/data/runs/JOB/batches").glob("step_*.safetenso
 
 
 def start(lab: Lab, name: str, agent: Object, **changes: object) -> Job:
-    common = {"maxTurns": 2, "maxTokens": 2 + len(TOLD), "timeoutSeconds": 120, "workers": WORKERS}
+    common = {"maxTurns": 2, "maxTokens": 2 + len(FOLLOW_UP), "timeoutSeconds": 120, "workers": WORKERS}
     return lab.start(
         name,
         model={"path": f"{ROOT}/untrained"},
@@ -225,6 +225,6 @@ def test_the_job_learns_in_one_attempt_from_the_ids_that_it_was_given_each_once(
         assert sorted(ids for ids, _, _ in samples) == [[row, sample] for row in rows for sample in range(SAMPLES)]
         for (row, _), parts, policies in samples:
             asked = ["prompt", f"{10 + row // 10}+{row % 10}="]
-            assert [part[:2] for part in parts[::2]] == [asked, ["environment", TOLD]]
+            assert [part[:2] for part in parts[::2]] == [asked, ["environment", FOLLOW_UP]]
             assert [(source, length) for source, _, length in parts[1::2]] == [("policy", 1)] * 2
             assert policies == [step - 1]

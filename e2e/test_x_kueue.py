@@ -1,4 +1,4 @@
-"""A real Kueue beside the local cluster: what it admits trains in real pods, and what it preempts saves, waits and trains on."""
+"""A real Kueue next to the local cluster: what it admits trains in real pods, and what it preempts saves, waits and trains on."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Images of an agent's trajectory: those of its row, and those that it shows the policy in messages, such as what a tool has drawn."""
 
-import base64
-import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aiohttp import web
-from PIL import Image
 
 from rljob_api.families import ParserNames
 from rljob_api.spec.agent import AgentSpec
@@ -24,23 +20,19 @@ from rljob_trainer.agents.shown_images import ShownImages
 from rljob_trainer.data.pictures import ImageReader
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import tokenizer_of
-from rljob_trainer.wire.rollout_server import Completion, encode
 from rljob_trainer.wire.trajectory import Ints, Segment
-from rljob_trainer.wire.weights.protocol import STEP_HEADER
 from trainer.agents.endpoint import client_of, parse, posted
 from trainer.agents.talker import first_step, with_agent
-from trainer.data.vision import PAD, processor_directory
+from trainer.data.vision import PAD, png_url, processor_directory
 from trainer.driver.bench import Bench
-from trainer.driver.servers import Server
+from trainer.driver.servers import Seeing
 
 RED, BLUE = "#a01010", "#1010a0"
 
 
 def url(colour: str, side: int = 16) -> str:
     """Of an image of one colour, which takes (side / 8) ** 2 tokens."""
-    stream = io.BytesIO()
-    Image.new("RGB", (side, side), colour).save(stream, "PNG")
-    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+    return png_url(side, side, colour)
 
 
 def shows(colour: str, side: int = 16, role: str = "user") -> dict:
@@ -176,16 +168,6 @@ async def rollout(prompt, policy, row):
     other = await policy.generate([{{"role": "user", "content": "w6"}}])
     return Trajectory(second.whole, reward=1.0, branches=[other.whole])
 """
-
-
-class Seeing(Server):
-    """Says w7 in every turn."""
-
-    async def _generate(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.requests.append(body)
-        drawn = [Completion([7, 1], [-1.0, -1.0], "stop")] * body["n"]
-        return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
 
 
 async def test_the_policy_sees_the_rows_image_in_every_turn_and_a_shown_one_from_then_on(

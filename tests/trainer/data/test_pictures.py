@@ -1,6 +1,5 @@
 """Images of a row: where they stand in its messages, what is read of them, and what is refused with file and row."""
 
-import base64
 import io
 import json
 from pathlib import Path
@@ -16,16 +15,10 @@ from rljob_trainer.data.files import Place, places
 from rljob_trainer.data.pictures import ImageReader, lifted, opened, with_parts
 from rljob_trainer.data.prompts import load_prompts
 from rljob_trainer.failure import ConfigurationError
-from trainer.data.vision import processor_directory
+from trainer.data.vision import png, png_url, processor_directory
 
 PLACE = Place("spec.data.train[0]", "/data/a.jsonl", 7)
 USER = {"role": "user", "content": "what is <image> and <image>?"}
-
-
-def png(width: int, height: int, color: str = "red") -> bytes:
-    stream = io.BytesIO()
-    Pictures.new("RGB", (width, height), color).save(stream, "PNG")
-    return stream.getvalue()
 
 
 def test_images_stand_where_the_messages_say_or_in_front_of_the_first_question() -> None:
@@ -121,8 +114,7 @@ def test_an_image_that_cannot_be_used_is_refused_with_file_and_row(model: Path, 
 
 def test_a_prompt_has_as_many_image_tokens_as_its_images_take(model: Path, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(16, 24))
-    inline = "data:image/png;base64," + base64.b64encode(png(32, 16)).decode()
-    row = {"prompt": [{"role": "user", "content": "w5 <image> w6 <image>"}], "images": ["a.png", inline]}
+    row = {"prompt": [{"role": "user", "content": "w5 <image> w6 <image>"}], "images": ["a.png", png_url(32, 16)]}
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({"prompt": row["prompt"][:1]}) + "\n")
     spec = spec_of(model, train=[str(tmp_path / "a.jsonl")])
     reader = reader_of(spec)

@@ -1,6 +1,10 @@
 """A tokenizer, an image processor and a chat template in the manner of Qwen2.5-VL and Qwen3-VL: 128 tokens, patches of four by four pixels."""
 
+import base64
+import io
 from pathlib import Path
+
+from PIL import Image
 
 WORDS = 128
 PAD, FIRST, LAST, VIDEO = 124, 126, 127, 125
@@ -16,6 +20,18 @@ PROCESSORS = {
     "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
 }
 SPECIAL = {"<|image_pad|>": PAD, "<|video_pad|>": VIDEO, "<|vision_start|>": FIRST, "<|vision_end|>": LAST}
+
+
+def png(width: int, height: int, colour: str = "red") -> bytes:
+    """An image of one colour."""
+    stream = io.BytesIO()
+    Image.new("RGB", (width, height), colour).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def png_url(width: int, height: int, colour: str = "red") -> str:
+    """The address of such an image, which holds it."""
+    return "data:image/png;base64," + base64.b64encode(png(width, height, colour)).decode()
 
 
 def save_processor(path: Path, kind: str = "qwen2_5_vl") -> Path:

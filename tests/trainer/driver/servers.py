@@ -119,6 +119,16 @@ class Thinker(Server):
         return web.json_response({})
 
 
+class Seeing(Server):
+    """Says w7 of every image, in every turn."""
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(body)
+        drawn = [Completion([7, 1], [-1.0, -1.0], "stop")] * body["n"]
+        return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
+
+
 def _drawn(answer: int) -> Completion:
     tokens = [*map(ord, str(answer)), EOS]
     return Completion(tokens, [-0.5 - i for i in range(len(tokens))], "stop")

@@ -1,39 +1,22 @@
 """Prompts with images, asked by the whole driver: what the server gets, and what people see of them."""
 
-import base64
-import io
 import json
 from pathlib import Path
 
-from aiohttp import web
 from PIL import Image
 
 from rljob_api import names
-from rljob_trainer.wire.rollout_server import Completion, encode
-from rljob_trainer.wire.weights.protocol import STEP_HEADER
 from trainer.agents.talker import first_step
-from trainer.data.vision import PAD, processor_directory
+from trainer.data.vision import PAD, png_url, processor_directory
 from trainer.driver.bench import Bench
-from trainer.driver.servers import Server
+from trainer.driver.servers import Seeing
 
 COLOURS = ["#a01010", "#1010a0", "#10a010", "#a0a010"]
 
 
-class Seeing(Server):
-    """Says w7 of every image."""
-
-    async def _generate(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.requests.append(body)
-        drawn = [Completion([7, 1], [-1.0, -1.0], "stop")] * body["n"]
-        return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
-
-
 def row(colour: str) -> str:
-    stream = io.BytesIO()
-    Image.new("RGB", (16, 16), colour).save(stream, "PNG")
-    image = "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
-    return json.dumps({"prompt": [{"role": "user", "content": "w5 <image>"}], "answer": "w7", "images": image})
+    prompt = [{"role": "user", "content": "w5 <image>"}]
+    return json.dumps({"prompt": prompt, "answer": "w7", "images": png_url(16, 16, colour)})
 
 
 async def test_the_images_of_a_steps_samples_lie_next_to_them(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extra]
 
 COUNT = 10_000
 PASSES = 3_000
-"""The SDK asks for the result of each pass by itself, at least every 45 s: for 10,000 that is all that one processor of a script can do, so that it
+"""The SDK asks for the result of each pass alone, at least every 45 s: for 10,000 that is all that one processor of a script can do, so that it
 comes to submit no more."""
 SECONDS = 600
 MOST_MEMORY = 400 * 2**20

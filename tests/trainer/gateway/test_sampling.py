@@ -158,6 +158,17 @@ async def update(policies: ServedPolicies, *servers: Server) -> int:
     return len(updated)
 
 
+@contextlib.asynccontextmanager
+async def up_to_date(server: Server, policies: ServedPolicies) -> AsyncIterator[SamplingServers]:
+    """A server that has the policy, and has answered a sample from it."""
+    await server.start()
+    async with listed(server, policies=policies) as known:
+        first = asyncio.create_task(known.sample(REQUEST))
+        await update(policies, server)
+        await first
+        yield known
+
+
 async def has(server: Server, running: int) -> None:
     async with asyncio.timeout(60):
         while server.running != running:  # noqa: ASYNC110 what a server hears is no event here
@@ -169,11 +180,7 @@ async def test_a_request_that_fails_costs_its_server_no_update_and_others_there_
 ) -> None:
     monkeypatch.setattr(servers, "RETRY_SECONDS", 0.001)
     server, policies = Server("a"), ServedPolicies("base", lambda: None)
-    await server.start()
-    async with listed(server, policies=policies) as known:
-        first = asyncio.create_task(known.sample(REQUEST))
-        await update(policies, server)
-        await first
+    async with up_to_date(server, policies) as known:
         server.may_answer.clear()
         other = asyncio.create_task(known.sample(REQUEST))
         await has(server, running=1)
@@ -188,11 +195,7 @@ async def test_a_request_that_fails_costs_its_server_no_update_and_others_there_
 async def test_a_server_that_has_another_policy_than_it_should_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "RETRY_SECONDS", 0.001)
     server, policies = Server("a"), ServedPolicies("base", lambda: None)
-    await server.start()
-    async with listed(server, policies=policies) as known:
-        first = asyncio.create_task(known.sample(REQUEST))
-        await update(policies, server)
-        await first
+    async with up_to_date(server, policies) as known:
         server.step = None
         again = asyncio.create_task(known.sample(REQUEST))
         await update(policies, server)

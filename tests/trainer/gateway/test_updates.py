@@ -79,15 +79,20 @@ def names() -> Iterator[str]:
     return (f"/snapshots/{i}" for i in count())
 
 
-async def test_updates_and_steps_share_the_time_of_the_ranks(busy: Busy) -> None:
+async def work_on_both(world: Busy, pieces: int) -> None:
+    """While there is always a step to do, and an update."""
     policies = names()
-    waiting = busy.sample(next(policies))
-    for _ in range(80):
-        await busy.step()
+    waiting = world.sample(next(policies))
+    for _ in range(pieces):
+        await world.step()
         if waiting.done():
-            waiting = busy.sample(next(policies))
-            await asyncio.sleep(0)
-        assert await busy.take()
+            waiting = world.sample(next(policies))
+        await asyncio.sleep(0)
+        assert await world.take()
+
+
+async def test_updates_and_steps_share_the_time_of_the_ranks(busy: Busy) -> None:
+    await work_on_both(busy, pieces=80)
     seconds = [sum(kind is of for kind in busy.done) * each for of, each in ((ServePolicy, 7.0), (OptimStep, 1.0))]
     assert abs(seconds[0] - seconds[1]) <= UPDATE_SECONDS + STEP_SECONDS, busy.done
 
@@ -95,16 +100,10 @@ async def test_updates_and_steps_share_the_time_of_the_ranks(busy: Busy) -> None
 async def test_the_first_piece_of_a_driver_costs_its_own_time_and_not_that_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, policies = Busy(tmp_path, monkeypatch), names()
+    world = Busy(tmp_path, monkeypatch)
     world.now = 9000.0
     await world.begin()
-    waiting = world.sample(next(policies))
-    for _ in range(20):
-        await world.step()
-        if waiting.done():
-            waiting = world.sample(next(policies))
-        await asyncio.sleep(0)
-        assert await world.take()
+    await work_on_both(world, pieces=20)
     assert world.done.count(OptimStep) > 3, world.done
 
 

@@ -257,29 +257,28 @@ def test_a_checkpoint_continues_it_bit_by_bit(
     assert all(torch.equal(t, found["resumed"][1][name]) for name, t in found["whole"][1].items())
 
 
+def refused_load(saves: RLJobSpec, loads: RLJobSpec, directory: Path) -> str:
+    """Why a job refuses the checkpoint of another one."""
+
+    def refused(engine: Any) -> str:
+        with pytest.raises(ConfigurationError) as raised:
+            engine.load(directory)
+        return str(raised.value)
+
+    run_engines(1, {"saved": (saves, lambda engine: write(engine, directory))})
+    return str(run_engines(1, {"refused": (loads, refused)})["refused"])
+
+
 def test_a_checkpoint_without_a_draft_is_refused_where_one_is_trained(
     policy: Path, draft: Path, tmp_path: Path
 ) -> None:
-    def refused(engine: Any) -> str:
-        with pytest.raises(ConfigurationError) as raised:
-            engine.load(tmp_path / "saved")
-        return str(raised.value)
-
-    run_engines(1, {"saved": (training(policy, None), lambda engine: write(engine, tmp_path / "saved"))})
-    message = run_engines(1, {"refused": (training(policy, draft), refused)})["refused"]
+    message = refused_load(training(policy, None), training(policy, draft), tmp_path / "saved")
     assert message.startswith("spec.rollout.speculation.learningRate = set: the checkpoint holds no draft")
 
 
 def test_a_checkpoint_of_a_draft_with_other_tokens_is_refused(policy: Path, draft: Path, tmp_path: Path) -> None:
     other = make_draft(tmp_path / "other", WIDTH, VOCABULARY, [1, 2, 3], own=96, seed=4)
-
-    def refused(engine: Any) -> str:
-        with pytest.raises(ConfigurationError) as raised:
-            engine.load(tmp_path / "saved")
-        return str(raised.value)
-
-    run_engines(1, {"saved": (training(policy, draft), lambda engine: write(engine, tmp_path / "saved"))})
-    message = run_engines(1, {"refused": (training(policy, other), refused)})["refused"]
+    message = refused_load(training(policy, draft), training(policy, other), tmp_path / "saved")
     assert message.startswith(f"spec.rollout.speculation.draft = {other}: the checkpoint's draft has other tokens")
 
 

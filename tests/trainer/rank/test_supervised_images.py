@@ -1,6 +1,5 @@
 """Fine-tuning on images, as the launcher starts it: the answer is in the picture alone, in its colour."""
 
-import base64
 import json
 from pathlib import Path
 
@@ -8,8 +7,7 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.rank import main as rank
-from trainer.data.test_pictures import png
-from trainer.data.vision import WORDS, save_processor
+from trainer.data.vision import WORDS, png_url, save_processor
 from trainer.megatron.models import make_model
 from trainer.rank.job import Job
 
@@ -23,15 +21,14 @@ COLOURS = {"w7": "#{:02x}1010", "w8": "#1010{:02x}"}
 
 def rows(shades: range) -> str:
     found = [
-        {"messages": [QUESTION, {"role": "assistant", "content": answer}], "images": _inline(colour.format(shade))}
+        {
+            "messages": [QUESTION, {"role": "assistant", "content": answer}],
+            "images": png_url(16, 16, colour.format(shade)),
+        }
         for shade in shades
         for answer, colour in COLOURS.items()
     ]
     return "".join(json.dumps(row) + "\n" for row in found)
-
-
-def _inline(colour: str) -> str:
-    return "data:image/png;base64," + base64.b64encode(png(16, 16, colour)).decode()
 
 
 @pytest.mark.parametrize("cut", [{"tensor": 2}, {}], ids=["tensor parallel", "data parallel"])

@@ -26,7 +26,7 @@ class _Shown:
     until: Ints
     image: Image
     is_asked: bool = False
-    """The policy has continued it: another image of these tokens could not be told from it."""
+    """The policy has continued it: another image of these tokens could not be distinguished from it."""
 
     @property
     def start(self) -> int:
