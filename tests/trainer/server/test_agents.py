@@ -27,6 +27,7 @@ from rljob_trainer.wire.trajectory import Trajectory
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server, spec
+from trainer.server.test_families import tensors
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +95,7 @@ class Lab:
 
     async def publish(self, step: int) -> None:
         await self.pool.trained()
-        arguments = (step, iter(models.tensors(self._policies[step])), [self._server.endpoint], lambda: None)
+        arguments = (step, iter(tensors(self._policies[step])), [self._server.endpoint], lambda: None)
         assert (await asyncio.to_thread(self._publisher.publish, *arguments)).ok
         await self.pool.follow([self._server.endpoint])
         await self.pool.published(step, [self._server.endpoint], {})
