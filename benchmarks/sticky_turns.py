@@ -1,6 +1,6 @@
-"""What it is worth that all turns of a trajectory go to the server that holds its prefix: two real vLLM servers on CPU, and agents of many turns.
+"""What it is worth that all turns of a trajectory go to the server that holds its prefix: real vLLM servers on CPU, and agents of many turns.
 
-    python -m benchmarks.sticky_turns [--agents N] [--turns N] [--rounds N]
+    python -m benchmarks.sticky_turns [--servers N] [--agents N] [--turns N] [--rounds N] [--pause SECONDS]
 
 Both ways run against the same servers in turns: `home` keeps the server of a trajectory (driver/slots.py), `anywhere` chooses one for each turn as
 for any other request. Every trajectory has a prompt of its own, so that nothing is in a cache before its first turn. Prints, for each round, the part
@@ -81,7 +81,7 @@ def served(model: Path, length: int, number: int) -> Iterator[Server]:
         process.wait(120)
 
 
-async def trajectory(pool: RolloutPool, chance: random.Random, turns: int, sticky: bool) -> int:
+async def trajectory(pool: RolloutPool, chance: random.Random, turns: int, pause: float, sticky: bool) -> int:
     """The tokens that were generated."""
     context, home, written = [chance.randrange(2, models.VOCABULARY) for _ in range(PROMPT)], Home(), 0
     for turn in range(turns):
@@ -89,6 +89,7 @@ async def trajectory(pool: RolloutPool, chance: random.Random, turns: int, stick
         (answer,) = await pool.generate(request, home if sticky else Home())
         said = [chance.randrange(2, models.VOCABULARY) for _ in range(SAID)]
         context, written = context + answer.tokens.tolist() + said, written + len(answer.tokens)
+        await asyncio.sleep(pause * chance.random())
     return written
 
 
@@ -103,19 +104,19 @@ def cached(servers: Sequence[Server]) -> tuple[float, float]:
 
 
 async def round_of(
-    pool: RolloutPool, servers: Sequence[Server], agents: int, turns: int, sticky: bool, seed: int
+    pool: RolloutPool, servers: Sequence[Server], options: argparse.Namespace, sticky: bool, seed: int
 ) -> tuple[float, float]:
     """The part of prompt tokens that was cached, and generated tokens per second."""
     before, began = await asyncio.to_thread(cached, servers), time.monotonic()
-    chances = [random.Random(f"{seed}-{sticky}-{i}") for i in range(agents)]
-    written = await asyncio.gather(*(trajectory(pool, chance, turns, sticky) for chance in chances))
+    chances = [random.Random(f"{seed}-{sticky}-{i}") for i in range(options.agents)]
+    written = await asyncio.gather(*(trajectory(pool, c, options.turns, options.pause, sticky) for c in chances))
     seconds = time.monotonic() - began
     await asyncio.sleep(1.0)  # the servers count a little later
     after = await asyncio.to_thread(cached, servers)
     return (after[1] - before[1]) / (after[0] - before[0]), sum(written) / seconds
 
 
-async def measure(model: Path, servers: Sequence[Server], agents: int, turns: int, rounds: int) -> None:
+async def measure(model: Path, servers: Sequence[Server], options: argparse.Namespace) -> None:
     endpoints = [server.endpoint for server in servers]
     publisher, pool = Publisher(1, TOKEN, over_tcp("127.0.0.1")), RolloutPool(TOKEN, 1, len(servers), 64, lambda: None)
     published = (0, iter(models.tensors(model)), endpoints, lambda: None)
@@ -123,9 +124,9 @@ async def measure(model: Path, servers: Sequence[Server], agents: int, turns: in
     await pool.follow(endpoints)
     await pool.published(0, endpoints, {})
     found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    for seed in range(rounds + 1):  # the first does not count
+    for seed in range(options.rounds + 1):  # the first does not count
         for sticky in (False, True) if seed % 2 else (True, False):
-            part, rate = await round_of(pool, servers, agents, turns, sticky, seed)
+            part, rate = await round_of(pool, servers, options, sticky, seed)
             if seed:
                 found[sticky].append((part, rate))
                 print(f"{'home' if sticky else 'anywhere'}: {part:.1%} cached, {rate:.1f} tokens/s", flush=True)
@@ -141,12 +142,13 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--pause", type=float, default=0.5)
     options = parser.parse_args()
     length = options.turns * (WRITTEN + SAID) + PROMPT
     with tempfile.TemporaryDirectory(prefix="rljob-bench-turns-") as directory, ExitStack() as stack:
         model = make_model(Path(directory) / "model")
         servers = [stack.enter_context(served(model, length, i)) for i in range(options.servers)]
-        asyncio.run(measure(model, servers, options.agents, options.turns, options.rounds))
+        asyncio.run(measure(model, servers, options))
 
 
 if __name__ == "__main__":
