@@ -47,17 +47,21 @@ def _spans(step: int) -> dict[str, Any]:
     """A step of two seconds, half of it training. Two servers generate from its middle to that of the next one."""
     begin = 10**18 + step * 2 * SECOND
     of = {
-        "driver": [_span(f"step {step}", begin, begin + 2 * SECOND, ""), _span(EVIL, begin, begin + SECOND)],
-        "trainer": [_span("training", begin + SECOND, begin + 2 * SECOND)],
-        "r0": [_span("generating", begin - SECOND, begin + SECOND)],
-        EVIL: [_span("generating", begin - SECOND, begin + SECOND), _span("again", begin, begin + SECOND)],
+        "driver": [span(f"step {step}", begin, begin + 2 * SECOND, ""), span(EVIL, begin, begin + SECOND)],
+        "trainer": [span("training", begin + SECOND, begin + 2 * SECOND)],
+        "r0": [span("generating", begin - SECOND, begin + SECOND)],
+        EVIL: [span("generating", begin - SECOND, begin + SECOND), span("again", begin, begin + SECOND)],
     }
+    return {"resourceSpans": [*resources(of), None, {"scopeSpans": 1}]}
+
+
+def resources(of: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Spans of processes, as OTLP has them."""
     named = {name: {"attributes": [{"key": "service.name", "value": {"stringValue": name}}]} for name in of}
-    spans = [{"resource": named[name], "scopeSpans": [{"spans": own}, None]} for name, own in of.items()]
-    return {"resourceSpans": [*spans, None, {"scopeSpans": 1}]}
+    return [{"resource": named[name], "scopeSpans": [{"spans": own}, None]} for name, own in of.items()]
 
 
-def _span(name: str, began: int, ended: int, parent: str = "p") -> dict[str, Any]:
+def span(name: str, began: int, ended: int, parent: str = "p") -> dict[str, Any]:
     return {"name": name, "parentSpanId": parent, "startTimeUnixNano": str(began), "endTimeUnixNano": str(ended)}
 
 

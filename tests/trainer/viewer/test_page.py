@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from PIL import Image
 from rljob_api import names
 from rljob_api.metrics import METRICS
 from rljob_trainer.viewer.server import PAGE
-from trainer.viewer.serving import EVIL, chromium, make_run, served
+from trainer.viewer.serving import EVIL, SECOND, chromium, make_run, resources, served, span
 
 in_a_browser = pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not on PATH")
 
@@ -129,6 +130,41 @@ def test_an_image_keeps_its_proportions_next_to_a_taller_one(tmp_path: Path) -> 
         at = [i for i, colour in enumerate(seen.convert("RGB").getdata()) if colour == red]
         across, down = {i % seen.width for i in at}, {i // seen.width for i in at}
     assert len(down) > 50 and abs(len(across) / len(down) - 2) < 0.1
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_a_bar_is_as_long_as_its_span_and_has_its_name_where_that_fits(tmp_path: Path) -> None:
+    run, brown = make_run(tmp_path / "run"), (168, 100, 0)
+    spans = json.loads(names.spans_file(run, 4).read_text())
+    (whole, *_), begin = spans["resourceSpans"][0]["scopeSpans"][0]["spans"], 10**18 + 8 * SECOND
+    lengths = {"a": SECOND, "b": SECOND // 50, "c": SECOND // 1000}
+    of = {"driver": [whole]} | {name: [span("generating", begin, begin + long)] for name, long in lengths.items()}
+    names.spans_file(run, 4).write_text(json.dumps({"resourceSpans": resources(of)}) + "\n")
+    picture, profile = tmp_path / "picture.png", f"--user-data-dir={tmp_path}/profile"
+    with served(run) as url:
+        command = chromium(f"{url}/#view=time&step=4", f"--screenshot={picture}", "--window-size=1400,1000", profile)
+        subprocess.run(command, capture_output=True, timeout=200, check=True)
+    with Image.open(picture) as seen:
+        found = blocks(seen.convert("RGB"), brown)
+    assert [has_name for _, has_name in found] == [True, False, False, False], "that of the legend is the last"
+    long, short, tiny, _ = (width for width, _ in found)
+    assert abs(long / short - 50) < 5 and tiny == 2
+
+
+def blocks(picture: Image.Image, colour: tuple[int, int, int]) -> list[tuple[int, bool]]:
+    """Of each block of the colour, from above: how many pixels it is wide, and whether something is written in it."""
+    rows: list[list[int]] = [[]]
+    for y in range(picture.height):
+        row = [picture.getpixel((x, y)) for x in range(picture.width)]
+        rows.append([x for x, pixel in enumerate(row) if pixel == colour])
+    starts = [y for y in range(1, len(rows)) if rows[y] and not rows[y - 1]]
+    found = [list(takewhile(bool, rows[start:])) for start in starts]
+    return [(max(map(_width, block)), any(len(row) < _width(row) for row in block)) for block in found]
+
+
+def _width(row: list[int]) -> int:
+    return row[-1] - row[0] + 1
 
 
 @pytest.mark.slow

@@ -16,7 +16,14 @@ export async function timeline(at, run, step) {
   const processes = [...new Set(inside.map((span) => span.process))].sort().slice(0, MOST_ROWS);
   return element("div", { class: "timeline" },
     axis((whole.ended - whole.began) / 1e9),
-    processes.map((process) => row(process, inside.filter((span) => span.process === process), whole)));
+    processes.map((process) => row(process, inside.filter((span) => span.process === process), whole)),
+    legend(inside));
+}
+
+// What the colours are: a bar has its name only where that fits.
+function legend(inside) {
+  const names = new Set(inside.map((span) => span.name)), kinds = KINDS.filter((kind) => names.has(kind));
+  return element("p", { class: "legend" }, kinds.map((kind) => element("span", {}, element("span", { class: `span ${kind}` }), kind)));
 }
 
 // Of an ExportTraceServiceRequest. What is not as OTLP says is left out.
