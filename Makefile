@@ -130,7 +130,7 @@ kueue: export RLJOB_KUEUE = $(KUEUE)
 kueue: setup ## Compile Kueue, and test jobs that it places or sends to another cluster: KUEUE=0.18 for another release (not part of test: minutes of compiling)
 	@test -z "$(KUEUE)" -o -d e2e/cluster/components/kueue-$(KUEUE) || { echo "KUEUE is one of $$(cd e2e/cluster/components && ls -d kueue-* | sed s/kueue-// | xargs)"; exit 1; }
 	$(PY) -m e2e.kueue
-	$(PY) -m pytest -q -m slow tests/kueue e2e/test_x_kueue.py
+	$(PY) -m pytest -q -m "slow or extra" tests/kueue e2e/test_x_kueue.py
 
 .PHONY: test-kubernetes
 test-kubernetes: export RLJOB_KUBERNETES = $(VERSION)

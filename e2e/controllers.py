@@ -1,7 +1,9 @@
 """Controllers of others as processes alongside a control plane: what their manifests would install, with webhooks on loopback."""
 
 import base64
+import json
 import subprocess
+import sys
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
@@ -10,6 +12,10 @@ from typing import Any, Protocol
 import yaml
 
 from e2e.cluster.binaries import Component
+from e2e.control_plane import acting
+
+RIGHTS = "/apis/rbac.authorization.k8s.io/v1"
+READY = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=2)"
 
 
 class Plane(Protocol):
@@ -30,10 +36,34 @@ class Plane(Protocol):
 
 @cache
 def source(component: Component, module: str) -> Path:
-    """The module that it was compiled from."""
-    command = ("go", "list", "-m", "-f", "{{.Dir}}", module)
+    """The module that it is compiled from."""
+    command = ("go", "mod", "download", "-json", module)
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=component.directory, timeout=300)
-    return Path(done.stdout.strip())
+    return Path(json.loads(done.stdout)["Dir"])
+
+
+def grant(plane: Plane, role: dict[str, Any], namespace: str, account: str) -> None:
+    """The account in the namespace has this role; a Role there, a ClusterRole everywhere."""
+    kind, name = role["kind"], role["metadata"]["name"]
+    where = RIGHTS if kind == "ClusterRole" else f"{RIGHTS}/namespaces/{namespace}"
+    plane.call("POST", f"{where}/{kind.lower()}s", role | {"metadata": {"name": name}})
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
+    binding = {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]}
+    plane.call("POST", f"{where}/{kind.lower()}bindings", binding)
+
+
+def login(plane: Plane, name: str, namespace: str, account: str) -> Path:
+    """A kubeconfig with which the controller of this name is the account."""
+    file = plane.directory / f"{name}.kubeconfig"
+    file.write_text(yaml.safe_dump(acting(plane.login(), f"system:serviceaccount:{namespace}:{account}")))
+    return file
+
+
+def until_ready(plane: Plane, name: str, port: int) -> None:
+    """It says so at its port for probes."""
+    probe = (*plane.prefix, sys.executable, "-c", READY, f"http://127.0.0.1:{port}/readyz")
+    plane.until(name, lambda: subprocess.run(probe, check=False, capture_output=True).returncode == 0)
 
 
 def certificates(directory: Path) -> Path:

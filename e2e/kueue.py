@@ -5,9 +5,7 @@
 Kueue reads the certificate of its metrics from a fixed place in /etc, so it runs in a mount namespace of its own, where that is ours.
 """
 
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,25 @@ import yaml
 
 from e2e.cluster.binaries import COMPONENTS, KUEUE, KWOK, build, is_built
 from e2e.cluster.steps import BIN
-from e2e.control_plane import acting, free_ports
-from e2e.controllers import Plane, certificates, configuration, install_crd, install_hooks, source
+from e2e.control_plane import free_ports
+from e2e.controllers import (
+    Plane,
+    certificates,
+    configuration,
+    grant,
+    install_crd,
+    install_hooks,
+    login,
+    source,
+    until_ready,
+)
 
 QUEUE = "team"
 NAMESPACE, ACCOUNT = "kueue-system", "kueue-controller-manager"
 API, VERSION = "/apis/kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta2"
-RIGHTS = "/apis/rbac.authorization.k8s.io/v1"
+ROLES = ("role", "manager_secrets_role")
 HOOKED = ("v1-pod", "statefulset", "batch-v1-job", "kueue-x-k8s-io")
 """Webhooks by their path: of the kinds that we or Kueue make."""
-
-
-READY = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=2)"
 
 
 def start(plane: Plane, **settings: Any) -> None:
@@ -36,17 +41,17 @@ def start(plane: Plane, **settings: Any) -> None:
     for crd in sorted((_manifests() / "crd" / "bases").glob("*.yaml")):
         install_crd(plane, crd)
     plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    for where, right in _rights():
-        plane.call("POST", where, right)
-    config, login = plane.directory / "kueue.yaml", plane.directory / "kueue.kubeconfig"
+    for file in ROLES:
+        role = yaml.safe_load((_manifests() / "rbac" / f"{file}.yaml").read_text())
+        grant(plane, role, NAMESPACE, ACCOUNT)
+    config = plane.directory / "kueue.yaml"
     config.write_text(yaml.safe_dump(_configuration(hook, health, keys) | settings))
-    login.write_text(yaml.safe_dump(acting(plane.login(), f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}")))
     mount = f"mount -t overlay overlay -o lowerdir={plane.directory}/etc:/etc /etc"
     # its API for pending workloads wants a certificate at another fixed place
-    flags = f"--config={config} --kubeconfig={login} --feature-gates=VisibilityOnDemand=false"
+    account = login(plane, "kueue", NAMESPACE, ACCOUNT)
+    flags = f"--config={config} --kubeconfig={account} --feature-gates=VisibilityOnDemand=false"
     plane.spawn("kueue", *plane.prefix, "unshare", "--mount", "sh", "-c", f"{mount} && exec {BIN / KUEUE.name} {flags}")
-    ready = (*plane.prefix, sys.executable, "-c", READY, f"http://127.0.0.1:{health}/readyz")
-    plane.until("kueue", lambda: subprocess.run(ready, check=False, capture_output=True).returncode == 0)
+    until_ready(plane, "kueue", health)
     manifests = _manifests() / "webhook" / "manifests.yaml"
     install_hooks(plane, "kueue", manifests, hook, (keys / "tls.crt").read_bytes(), parts=HOOKED)
 
@@ -86,21 +91,6 @@ def is_admitted(workload: dict[str, Any]) -> bool:
 
 def _manifests() -> Path:
     return source(KUEUE, "sigs.k8s.io/kueue") / "config" / "components"
-
-
-def _rights() -> Iterator[tuple[str, dict[str, Any]]]:
-    """What Kueue's manifests allow its account, and where that is posted."""
-    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}
-    own = f"{RIGHTS}/namespaces/{NAMESPACE}"
-    for file, where, kind in (("role", RIGHTS, "ClusterRole"), ("manager_secrets_role", own, "Role")):
-        role: dict[str, Any] = yaml.safe_load((_manifests() / "rbac" / f"{file}.yaml").read_text())
-        name = role["metadata"]["name"]
-        yield f"{where}/{kind.lower()}s", role | {"metadata": {"name": name}}
-        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
-        yield (
-            f"{where}/{kind.lower()}bindings",
-            {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]},
-        )
 
 
 def _configuration(hook: int, health: int, keys: Path) -> dict[str, Any]:

@@ -32,14 +32,12 @@ def kube(provider: Provider, namespace: str = "default") -> Kube:
     return Kube(provider.kubeconfig, namespace, provider.tools)
 
 
-def install_operator(provider: Provider) -> None:
-    """The chart, with the image that was just built; status is refreshed every 2 s because the example's steps take one."""
+def install_operator(provider: Provider, *values: str) -> None:
+    """The chart with these `values`, and the image that was just built; status is refreshed every 2 s because the example's steps take one."""
     repository, _, tag = provider.operator_image.rpartition(":")
     strings = (f"image.repository={repository}", f"image.tag={tag}")
-    sets = [argument for value in strings for argument in ("--set-string", value)] + [
-        "--set",
-        "progressIntervalSeconds=2",
-    ]
+    sets = [argument for value in strings for argument in ("--set-string", value)]
+    sets += [argument for value in ("progressIntervalSeconds=2", *values) for argument in ("--set", value)]
     command = (
         "helm",
         "upgrade",

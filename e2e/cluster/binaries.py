@@ -89,6 +89,8 @@ KUEUE = Component(f"kueue-{KUEUE_VERSION}", (f"kueue-{KUEUE_VERSION}",), rename=
 JOBSET = Component("jobset", ("jobset",))
 LWS = Component("lws", ("lws",), rename=(("cmd", "lws"),))
 """Controllers of JobSets and LeaderWorkerSets: for benchmarks/peers.py, which builds them itself."""
+AGENT_SANDBOX = Component("agent-sandbox", ("agent-sandbox-controller",))
+"""Makes pods of environments: for e2e/test_x_agent_sandbox.py; see e2e/agent_sandbox.py, which builds it."""
 NVIDIA_DEVICE_PLUGIN = Component("nvidia-device-plugin", ("nvidia-device-plugin",), cgo=True)
 """Makes a node's GPUs a resource: for benchmarks/gpu_cluster, which builds it. It loads the driver's library, so not static."""
 KUBE_ROUTER = Component("kube-router", ("kube-router",))

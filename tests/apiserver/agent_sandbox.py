@@ -7,14 +7,14 @@ from pathlib import Path
 
 import yaml
 
-from apiserver.go_modules import source
 from apiserver.lab import Lab
+from e2e.cluster.binaries import AGENT_SANDBOX
 from e2e.control_plane import ControlPlane
+from e2e.controllers import source
 from rljob_operator.cache.cluster import SANDBOX_KINDS
 from rljob_operator.kube.api import Conflict, NotFound, Object
 from simulator.world import NAMESPACE
 
-AGENT_SANDBOX = ("sigs.k8s.io/agent-sandbox@v0.5.6", "h1:+lIxbO5MIPYqmnbv4eWZDm+bh9Y6qHvZ+qXEe4MJVkU=")
 AVAILABLE = shutil.which("go") is not None
 
 
@@ -22,7 +22,7 @@ def install(plane: ControlPlane, directory: Path) -> None:
     """Without its webhook between versions: what we write has the stored one."""
     for kind in SANDBOX_KINDS:
         name = f"extensions.agents.x-k8s.io_{kind.lower()}s.yaml"
-        crd = yaml.safe_load((source(*AGENT_SANDBOX) / "k8s" / "crds" / name).read_text())
+        crd = yaml.safe_load((source(AGENT_SANDBOX, "sigs.k8s.io/agent-sandbox") / "k8s" / "crds" / name).read_text())
         crd["spec"].pop("conversion")
         crd["spec"]["versions"] = [version for version in crd["spec"]["versions"] if version["storage"]]
         (directory / name).write_text(yaml.safe_dump(crd))

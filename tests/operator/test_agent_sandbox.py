@@ -208,11 +208,11 @@ def test_the_template_is_that_of_a_statefulset_with_its_limits_and_policies() ->
     assert all(o["metadata"]["ownerReferences"][0]["uid"] == META.uid for o in found.values())
 
 
-def test_no_pod_of_theirs_starts_before_what_keeps_programs_from_the_network() -> None:
+def test_no_pod_of_theirs_starts_before_its_template_and_what_keeps_programs_from_the_network() -> None:
     *before, last = waves(rendered(scheduling={"backend": "none"}))
     kinds = {o["kind"] for o in last}
-    assert kinds == {"SandboxTemplate", "SandboxWarmPool", "SandboxClaim", "StatefulSet"}
-    assert {"NetworkPolicy", "ServiceAccount"} <= {o["kind"] for wave in before for o in wave}
+    assert kinds == {"SandboxWarmPool", "SandboxClaim", "StatefulSet"}
+    assert {"NetworkPolicy", "ServiceAccount", "SandboxTemplate"} <= {o["kind"] for wave in before for o in wave}
 
 
 def test_the_longest_name_of_a_job_leaves_room_for_what_agent_sandbox_adds() -> None:

@@ -87,9 +87,7 @@ PINS: dict[str, Callable[[str], str]] = {
     "CUDA runtime": lambda file: pinned(file, r"^nvidia-cuda-runtime==(\d+\.\d+)"),
     **dict.fromkeys(KUEUES, lambda file: pinned(file, r"sigs\.k8s\.io/kueue v([\d.]+)")),
     "Volcano (its PodGroup, without its scheduler)": lambda file: pinned(file, r"volcano\.sh/volcano@v([\d.]+)"),
-    "agent-sandbox (its CRDs, without its controllers)": lambda file: pinned(
-        file, r"sigs\.k8s\.io/agent-sandbox@v([\d.]+)"
-    ),
+    "agent-sandbox": lambda file: pinned(file, r"sigs\.k8s\.io/agent-sandbox v([\d.]+)"),
 }
 """By component: its version as a file pins it."""
 TABLE = re.findall(r"^\| (.+?) \| (\d[\d.]*) \| `(.+?)` \|$", (ROOT / "docs/support.md").read_text(), re.MULTILINE)

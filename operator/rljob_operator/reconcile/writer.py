@@ -27,6 +27,8 @@ IMMUTABLE = "an admission policy makes it immutable, so that neither operator no
 FIRST = ("ServiceAccount", "Role", "Secret")
 """Kinds that are written before others. A pod needs its account, and a binding its Role. The Secret is not looked for: once pods exist, it counts as
 existing (see render/)."""
+MAKE_SANDBOXES = ("SandboxWarmPool", "SandboxClaim")
+"""Kinds for which agent-sandbox makes pods. It looks only once a minute for the SandboxTemplate of a claim, so that is there before them."""
 
 
 class ForeignStatus(Conflict):
@@ -292,7 +294,7 @@ def _pod(pod: Pod) -> Object:
 
 
 def _makes_pods_at_once(child: Object) -> bool:
-    if child["kind"] in SANDBOX_KINDS:
+    if child["kind"] in MAKE_SANDBOXES:
         return True
     if child["kind"] != "StatefulSet":
         return False
