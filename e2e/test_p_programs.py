@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from e2e.boxed import SMALL
 from e2e.conftest import Lab
 from e2e.job import Job
 from e2e.kube import Object, wait_for
 from e2e.prepare import WORKBENCH
-from e2e.test_u_sandboxes import SMALL
 from rljob_api import names
 from trainer.agents.libraries import site_packages, virtual_environment
 
