@@ -1,12 +1,13 @@
-"""Python runs this in every process with the directory on PYTHONPATH: all families train and generate on every device there, also exactly."""
+"""Python runs this in every process with the directory on PYTHONPATH: all families train and generate on every device there, also exactly and
+with a draft that learns."""
 
 from contextlib import suppress
 from dataclasses import replace
 
 with suppress(ImportError):  # another Python, without the product
     from rljob_api.families import FAMILIES
-    from rljob_api.rules import exact
+    from rljob_api.rules import exact, speculation
 
-    exact.DEVICES = ("cpu", "gpu")
+    exact.DEVICES = speculation.LEARNT_ON = ("cpu", "gpu")
     for name, family in FAMILIES.items():
         FAMILIES[name] = replace(family, servers=("cpu", "gpu"))

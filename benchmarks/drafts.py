@@ -1,0 +1,85 @@
+"""A whole job that trains an EAGLE-3 draft with its policy (`rollout.speculation.learningRate`), with a server on a GPU of its own.
+
+    python -m benchmarks.drafts [--device gpu|cpu] [--layers N] [--width N] [--steps N] [--limit SECONDS] [--out FILE]
+
+The policy is that of `benchmarks.guesses`: its next token depends on the last one alone, so that a draft can learn to guess it; 28 layers as wide as
+Qwen2.5-1.5B unless told otherwise. The draft begins with random weights. Prints for each step the tokens that a pass gave, the share of first guesses
+that were right, the draft's loss, seconds of generation, and the difference between the log-probabilities of trainer and server: a server that
+accepted guesses of another policy, or had another draft than it was sent, would show there. Lifts the rule that refuses such a job on GPUs.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import guesses, jobs, step, unproven
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from trainer.drafts import make_draft
+from trainer.server import models, test_speculation
+
+LAYERS_READ = 3
+MORE = (
+    "rollout/acceptance_length",
+    "train/draft_accuracy",
+    "train/draft_loss",
+    "train_rollout/probe_diff_mean",
+)
+
+
+def main() -> int:
+    options = parser().parse_args()
+    model, draft = write(options)
+    product = unproven.PRODUCT
+    ended = jobs.run(options.work, "bench-drafts", job(options, model, draft), options.steps, options.limit, product)
+    jobs.record(options.out, [jobs.rows_of_steps({"layers": options.layers}, ended, options.steps, MORE)])
+    return ended.code
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser("python -m benchmarks.drafts")
+    made.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    made.add_argument("--layers", type=int, default=guesses.WIDE["num_hidden_layers"])
+    made.add_argument("--width", type=int, default=guesses.WIDE["hidden_size"])
+    made.add_argument("--steps", type=int, default=12)
+    made.add_argument("--limit", type=float, default=300, help="seconds")
+    made.add_argument("--out", type=Path, default=Path("drafts.jsonl"))
+    made.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-drafts")
+    return made
+
+
+def write(options: argparse.Namespace) -> tuple[Path, Path]:
+    """The policy and its draft, prompts and a reward."""
+    options.work.mkdir(parents=True)
+    shape = guesses.WIDE | {"hidden_size": options.width, "num_hidden_layers": options.layers}
+    model = test_speculation.repeating(options.work / "policy", 1, **shape)
+    read = [options.layers * (i + 1) // (LAYERS_READ + 1) for i in range(LAYERS_READ)]
+    draft = make_draft(options.work / "draft", options.width, models.VOCABULARY, read)
+    step.write_inputs(model, models.VOCABULARY, options.work / "data")
+    return model, draft
+
+
+def job(options: argparse.Namespace, model: Path, draft: Path) -> dict[str, Any]:
+    gpu, data = options.device == "gpu", options.work / "data"
+    return {
+        "model": {"path": str(model), "dtype": "bfloat16" if gpu else "float32"},
+        "data": {"train": [str(data / "train.parquet")], "maxPromptTokens": 256},
+        "rewards": [{"python": {"path": str(data / "reward.py")}}],
+        "algorithm": {"advantage": "grpo"},
+        "train": {"steps": options.steps + 1, "promptsPerStep": 8, "samplesPerPrompt": step.SAMPLES, "miniBatches": 4},
+        "trainer": {"device": options.device, "processesPerNode": 1},
+        "rollout": {
+            "placement": "separate",
+            "vllmArgs": {"gpu-memory-utilization": 0.4} if gpu else {},
+            "sampling": {"maxTokens": 128, "temperature": test_speculation.SAMPLING.temperature},
+            "speculation": {"method": "eagle3", "draft": str(draft), "tokens": 3, "learningRate": 1e-3},
+        },
+        "checkpoint": {"path": str(data / "run"), "everySteps": 0, "exportHuggingFace": False},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
