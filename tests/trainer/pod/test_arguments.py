@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 from api.specs import make_spec
+from rljob_api.family import DeviceType
 from rljob_api.server_group import ServerGroup, ServerPart
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import PoolSpec, TrainerSpec
@@ -126,10 +128,14 @@ def test_the_users_environment_wins_over_our_defaults() -> None:
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in server_environment(spec(Path("/model")), 2, {})
 
 
-def test_a_server_knows_whether_every_policy_brings_a_draft() -> None:
-    kept = {"method": "eagle3", "draft": "/draft"}
-    assert LEARNS not in server_environment(spec(Path("/model"), speculation=kept), 1, {})
-    assert server_environment(spec(Path("/model"), speculation=kept | {"learningRate": 1e-4}), 1, {})[LEARNS] == "1"
+@pytest.mark.parametrize("device", get_args(DeviceType))
+def test_a_server_knows_whether_every_policy_brings_a_draft(device: DeviceType) -> None:
+    def environment(**speculation: Any) -> dict[str, str]:
+        given = spec(Path("/model"), speculation={"method": "eagle3", "draft": "/draft"} | speculation)
+        return server_environment(given.model_copy(update={"trainer": TrainerSpec(device=device)}), 1, {})
+
+    assert LEARNS not in environment()
+    assert environment(learningRate=1e-4)[LEARNS] == "1"
 
 
 def test_servers_on_several_gpus_need_no_multicast_unless_the_user_says_otherwise() -> None:

@@ -169,12 +169,12 @@ def server_environment(
     if spec.trainer.device == "cpu":
         device = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if gpus == 1 else {})
         device |= {EXACT_ON_CPU: "1"} if rollout.exact else {}
-        device |= {LEARNS: "1"} if rollout.speculation and rollout.speculation.learns else {}
     else:
         device = WITHOUT_MULTICAST_ENVIRONMENT if gpus > 1 else {}
         device |= EXACT_ENVIRONMENT if rollout.exact else {}
     network = part.environment if part else {"VLLM_HOST_IP": loopback()}
-    return ENVIRONMENT | network | device | dict(inherited)
+    learns = {LEARNS: "1"} if rollout.speculation and rollout.speculation.learns else {}
+    return ENVIRONMENT | network | device | learns | dict(inherited)
 
 
 def _on_several_gpus(spec: RLJobSpec, gpus: int) -> bool:
