@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rljob_api.families import FAMILIES, family_of, has_latent_attention, rope_of
+from rljob_api.families import FAMILIES, family_of, has_latent_attention, has_sparse_attention, rope_of
+from rljob_api.indexers import SHARED, indexers_of
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.widths import feed_forward, heads_of, undivided
 from rljob_api.sizing.replica import longest_context
@@ -35,6 +36,8 @@ def server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
         yield Violation("spec.model.path", spec.model.path, rule, fix)
     elif family and family.states:
         yield from _state_violations(spec)
+    elif has_sparse_attention(config):
+        yield from _indexer_violations(spec, config)
     if spec.trainer.device == "cpu" and has_latent_attention(config):
         yield from _latent_violations(spec, config)
     heads, groups = heads_of(config)
@@ -64,6 +67,13 @@ def _state_violations(spec: RLJobSpec) -> Iterator[Violation]:
     if value != wanted:
         rule = "the log-probabilities of gated delta nets were compared with vLLM's kernels for Triton only"
         yield Violation(f"spec.rollout.vllmArgs.{key}", as_written(value) if value else "unset", rule, f"set {wanted}")
+
+
+def _indexer_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """What was compared has an indexer in every layer."""
+    if config.get("num_hidden_layers") and SHARED in indexers_of(config):
+        rule = "nothing shows that vLLM generates as it is trained where layers take the choice of others' indexers"
+        yield Violation("spec.model.path", spec.model.path, rule, ELSE)
 
 
 def _latent_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
