@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from rljob_api.sizing.network import owned
 from rljob_api.sizing.shape import Shape
@@ -111,6 +112,59 @@ def test_every_rank_sends_what_plan_counts_for_it(
     assert sent == pytest.approx(counted, rel=0.03)
     layers = [int(name.split(".")[2]) for name in ranks[0].owned[0] if ".q_proj.weight" in name]
     assert layers == ([0, 1, 2] if given else [0, 1])
+
+
+PODS: dict[str, tuple[str, int, int, dict[str, Any], int]] = {
+    "data": ("qwen2", 4, 2, {}, 2),
+    "tensor, data": ("qwen2", 4, 2, {"tensor": 2}, 2),
+    "pipeline, data": ("qwen2", 4, 4, {"pipeline": 2}, 2),
+    "experts": ("qwen3_moe", 4, 4, {"expert": 4}, 4),
+    "experts, data": ("qwen3_moe", 4, 2, {"expert": 2}, 4),
+    "tensor, experts": ("qwen3_moe", 4, 4, {"tensor": 2, "expert": 2, "expertTensor": 2}, 2),
+    "experts in one tensor": ("gpt_oss", 4, 2, {"expert": 2}, 2),
+    "tensor over pods": ("qwen2", 2, 1, {"tensor": 2}, 2),
+    "stages in other pods": ("qwen2", 4, 2, {"pipeline": 2}, 2),
+    "experts over pods": ("qwen3_moe", 4, 2, {"expert": 4}, 2),
+}
+"""Kind, ranks, ranks of a pod, layout, how many ranks send."""
+
+
+class Served(NamedTuple):
+    """By one rank."""
+
+    whole: dict[str, torch.Tensor]
+    sent: list[dict[str, torch.Tensor]]
+    """By phase."""
+    planned: int
+    """Bytes that it sends; 0: not known before."""
+
+
+def export_in_pods(spec: Any, size: int) -> Served:
+    from rljob_trainer.megatron.engine import Engine
+
+    engine, rank = Engine(spec, lambda: None), dist.get_rank()
+    phases = engine.export_served(rank - rank % size)
+    sent = [{n: t.clone() for n, t in phase.tensors if phase.sends} for phase in phases]
+    return Served({n: t.clone() for n, t in engine.export()}, sent, sum(phase.bytes for phase in phases))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", PODS)
+def test_every_pod_gets_the_whole_policy_once_from_its_own_ranks(megatron: None, tmp_path: Path, layout: str) -> None:
+    kind, world, size, sizes, sending = PODS[layout]
+    model = make_model(tmp_path, kind, tied=False)
+    spec = job(model, trainer={"nodes": world, "parallelism": sizes}, batches=GIVEN)
+    ranks = run_ranks(world, lambda: export_in_pods(spec, size))
+    for first in range(0, world, size):
+        parts = [part for rank in ranks[first : first + size] for part in rank.sent]
+        together = {name: tensor for part in parts for name, tensor in part.items()}
+        assert sum(map(len, parts)) == len(together), "a tensor has two owners"
+        assert together.keys() == ranks[0].whole.keys()
+        assert all(torch.equal(tensor, ranks[0].whole[name]) for name, tensor in together.items())
+    assert sum(any(rank.sent) for rank in ranks) == sending
+    sizes_sent = [sum(t.nbytes for part in rank.sent for t in part.values()) for rank in ranks]
+    over_pods = "pods" in layout
+    assert [rank.planned for rank in ranks] == ([0] * world if over_pods else sizes_sent)
 
 
 def test_adapters_are_merged_by_their_owners(megatron: None, model: Path) -> None:

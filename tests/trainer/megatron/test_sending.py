@@ -23,12 +23,12 @@ MESSAGES = 200_000
 
 
 class OnRank(NamedTuple):
-    """What one rank did in two publications."""
+    """What one rank did in its publications."""
 
     whole: Tensors
     owned: Tensors
     sent: int
-    """Bytes that it sent in both, on its connection to servers."""
+    """Bytes that it sent in all, on its connection to servers."""
     published: Published | None
 
 
@@ -69,3 +69,46 @@ def test_every_rank_sends_what_it_owns_once_through_all_servers_and_nothing_else
         size = sum(padded(tensor.nbytes) for tensor in rank.owned.values())
         assert rank.owned and 2 * size < rank.sent < 2 * size + NAME
     assert found.received <= 2 * 2 * workers * sum(padded(t.nbytes) for t in whole.values()) + 8 * MESSAGES
+
+
+def publish_in_pods(spec: Any, servers: list[Any], size: int) -> OnRank:
+    """Once. `servers`: one of each pod, of `size` ranks."""
+    from rljob_trainer.megatron.engine import Engine
+    from rljob_trainer.rank.weights.senders import Senders
+    from rljob_trainer.wire.collective import Ranks
+
+    engine, ranks = Engine(spec, lambda: None), Ranks(120.0)
+    place, publisher = ranks.rank % size, Publisher(1, "t", over_tcp(HERE))
+    own = [] if place else [servers[ranks.rank // size]]
+    senders = Senders(ranks, lambda: publisher, lambda: None, own, ranks.rank - place)
+    phases = engine.export_served(senders.leader)
+    owned = {n: t.clone() for phase in phases for n, t in phase.tensors if phase.sends}
+    published = senders.publish(0, engine.export_served(senders.leader), servers, None, lambda: None)
+    groups = publisher.sender._groups.values()
+    sent = sum(Traffic.of(group.end._next).sent for group in groups)  # type: ignore[union-attr]
+    return OnRank({name: tensor.clone() for name, tensor in engine.export()}, owned, sent, published)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "sizes"),
+    [(2, {"expert": 2}), (4, {"expert": 4}), (2, {"expert": 4})],
+    ids=["two pods with a copy each", "one pod", "two pods with half of the experts each"],
+)
+def test_servers_on_the_gpus_of_a_pod_get_a_policy_from_all_its_ranks_that_own_a_part(
+    megatron: None, tmp_path: Path, size: int, sizes: dict[str, int]
+) -> None:
+    spec = job(make_model(tmp_path, "qwen3_moe", tied=False), trainer={"nodes": 4, "parallelism": sizes})
+    with servers_apart(4 // size, 1) as (servers, held):
+        ranks = run_ranks(4, lambda: publish_in_pods(spec, servers, size))
+        found = held()
+    whole = ranks[0].whole
+    for tensors in found.tensors:
+        assert tensors.keys() == whole.keys()
+        assert all(torch.equal(tensor, whole[name]) for name, tensor in tensors.items())
+    for rank in ranks:
+        assert rank.published and rank.published.failed == {} and len(rank.published.ok) == 4 // size
+        assert rank.published.version.digest == digest_of(whole)
+        part = sum(padded(tensor.nbytes) for tensor in rank.owned.values())
+        assert part <= rank.sent <= part + NAME
+    assert [bool(rank.owned) for rank in ranks] == [i % size == 0 or sizes["expert"] <= size for i in range(4)]

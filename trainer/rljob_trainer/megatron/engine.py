@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
@@ -27,6 +28,7 @@ from rljob_trainer.megatron.memory import Meter
 from rljob_trainer.megatron.model import PolicyModel
 from rljob_trainer.megatron.network import TrainedModel, TrainedNetwork
 from rljob_trainer.megatron.optimizer import NonFiniteError, update_metrics
+from rljob_trainer.megatron.ownership import Ownership, within_homes
 from rljob_trainer.megatron.packing import MASK, MicroBatch, micro_batch
 from rljob_trainer.megatron.provider import MODEL, work_of
 from rljob_trainer.megatron.step import ModelRanks, Step, gather
@@ -151,15 +153,23 @@ class Engine(ModelRanks):
         """Yields the policy's tensors under their Hugging Face names, unsharded, in its dtype. Every rank must exhaust the iterator."""
         yield from self._exported(self._model.export())
 
-    def export_owned(self) -> list[GatherPhase]:
-        """The policy in parts: each tensor on one rank, in two phases. Every rank must exhaust all of them, in their order."""
+    def export_owned(self, own: Ownership | None = None) -> list[GatherPhase]:
+        """The policy in parts: each tensor on one rank, in two phases. Every rank must exhaust all of them, in their order. `own`: this rank's part;
+        None: that of an export of the first copy."""
         with self._policy.offloader.using("parameters"):
-            phases = self._model.export_owned()
+            phases = self._model.export_owned(own)
         return [phase._replace(tensors=self._exported(phase.tensors)) for phase in phases]
 
-    def export_served(self) -> list[GatherPhase]:
-        """What servers get: as `export_owned`, and the draft, which rank 0 sends. Every rank must exhaust all of them, in their order."""
-        first, *further = self.export_owned()
+    def export_served(self, home: int | None = None) -> list[GatherPhase]:
+        """What servers get: as `export_owned`, and the draft, which rank 0 sends. Every rank must exhaust all of them, in their order.
+
+        `home`: the first rank of this one's pod, where servers are on its GPUs: each pod exports a whole policy from ranks of its own. Where a pod
+        lacks a part of it, all ranks gather everything, and the first of each pod sends it. None: servers are in pods of their own.
+        """
+        own = None if home is None else within_homes(home)
+        if home is not None and own is None:
+            return [GatherPhase(self.export(), dist.get_rank() == home)]
+        first, *further = self.export_owned(own)
         if self.draft and first.sends:
             sent = self.draft.sent(self._model.config.params_dtype)
             size = sum(tensor.nbytes for _, tensor in sent)

@@ -10,6 +10,7 @@ from megatron.bridge import AutoBridge
 from megatron.core import parallel_state as mpu
 from megatron.core.transformer.module import MegatronModule
 
+from rljob_trainer.megatron.ownership import HOME, Coordinates, Ownership, everywhere
 from rljob_trainer.wire.weights.plan import GatherPhase
 
 _VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")
@@ -37,20 +38,20 @@ class Exporter:
         """
         return self._converted(self.tasks, change)
 
-    def owned(self, change: Callable[[Any], Any] = _as_it_is) -> list[GatherPhase]:
+    def owned(self, change: Callable[[Any], Any] = _as_it_is, own: Ownership | None = None) -> list[GatherPhase]:
         """Like `tensors`, but each tensor on its owner only: nothing leaves its pipeline stage. The first call is collective over all ranks.
 
-        First what all ranks of the stage share: the first rank of its first copy owns it, and the tensor ranks of that copy take part. So do the
+        First what all ranks of the stage share: the first rank of the exported copy owns it, and the tensor ranks of that copy take part. So do the
         expert ranks in what the model's files have of all experts in one tensor. Then the experts: the first rank of each expert group owns its own.
-        Whoever owns something of the second part has nothing to do for others then (see Phase).
+        Whoever owns something of the second part has nothing to do for others then (see Phase). `own`: this rank's part; None: that of an export
+        of the first copy.
         """
-        shared = [t for t in self._own_tasks if not _of_one_expert(t) and self._takes_part(t)]
-        experts = [t for t in self._own_tasks if _of_one_expert(t) and self._takes_part(t)]
-        first = mpu.get_tensor_model_parallel_rank() == 0 and _first_copy()
-        leads = mpu.get_expert_tensor_parallel_rank() == 0 and mpu.get_expert_data_parallel_rank() == 0
+        own = own or everywhere(Coordinates.here(HOME))
+        mine = [t for t in self._own_tasks if (own.gathers_experts if t.mapping.is_expert else own.gathers)]
+        shared, experts = [t for t in mine if not _of_one_expert(t)], [t for t in mine if _of_one_expert(t)]
         return [
             GatherPhase(self._converted(tasks, change), owns, sum(map(self._size, tasks)) if owns else 0)
-            for tasks, owns in ((shared, first), (experts, leads))
+            for tasks, owns in ((shared, own.owns), (experts, own.owns_experts))
         ]
 
     def _converted(self, tasks: Sequence[Any], change: Callable[[Any], Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -89,9 +90,6 @@ class Exporter:
             task.mapping.set_process_groups_from_pg_collection(SimpleNamespace(**groups))
         return [t for t in own if t.global_param_name != self._but]
 
-    def _takes_part(self, task: Any) -> bool:
-        return mpu.get_expert_data_parallel_rank() == 0 if task.mapping.is_expert else _first_copy()
-
     def _size(self, task: Any) -> int:
         """Bytes of the tensors that a task makes."""
         weight, mapping = task.param_weight, task.mapping
@@ -115,10 +113,6 @@ class _Alone:
 
 
 _ALONE = _Alone()
-
-
-def _first_copy() -> bool:
-    return bool(mpu.get_data_parallel_rank(with_context_parallel=True) == 0)
 
 
 def _of_one_expert(task: Any) -> bool:

@@ -26,6 +26,7 @@ from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.lora import Adapters, Base
 from rljob_trainer.megatron.lora_parts import as_in_files
 from rljob_trainer.megatron.multi_token import LAYERS, MultiTokenLoss
+from rljob_trainer.megatron.ownership import Ownership
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.plain_torch.layers import mark_expert_parameters
 from rljob_trainer.megatron.provider import configure, open_bridge, provide
@@ -76,9 +77,9 @@ class PolicyModel:
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self._exporter.tensors(self.adapters.merged) if self.adapters else self._exporter.tensors()
 
-    def export_owned(self) -> list[GatherPhase]:
+    def export_owned(self, own: Ownership | None = None) -> list[GatherPhase]:
         """See Exporter.owned."""
-        return self._exporter.owned(self.adapters.merged) if self.adapters else self._exporter.owned()
+        return self._exporter.owned(self.adapters.merged, own) if self.adapters else self._exporter.owned(own=own)
 
     def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields `....q_proj.lora_A.weight` [rank, in] and `....lora_B.weight` [out, rank], unsharded, on every rank. Collective, like `export`."""

@@ -30,6 +30,7 @@ from rljob_trainer.megatron.model import finish_updates, freeze, wrap
 from rljob_trainer.megatron.multi_token import MultiTokenLoss
 from rljob_trainer.megatron.optimizer import Learner, Update, build_optimizer, checked
 from rljob_trainer.megatron.output_layer import logits_at, takes_some_tokens
+from rljob_trainer.megatron.ownership import Ownership
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.routing import Routing
@@ -178,8 +179,9 @@ class TrainedModel(LoadedModel, Protocol):
         """Yields Hugging Face names and unsharded tensors in the model's dtype, on every rank. Collective: every rank must exhaust the iterator."""
         ...
 
-    def export_owned(self) -> list[GatherPhase]:
-        """The same tensors in parts, each on one rank; see plan.GatherPhase. The first call is collective over all ranks."""
+    def export_owned(self, own: Ownership | None = None) -> list[GatherPhase]:
+        """The same tensors in parts, each on one rank; see plan.GatherPhase. The first call is collective over all ranks. `own`: see
+        Exporter.owned."""
         ...
 
     def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -22,6 +22,7 @@ from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.lora import Adapters, Base
 from rljob_trainer.megatron.model import load_weights, require_all_weights
 from rljob_trainer.megatron.multi_token import MultiTokenLoss
+from rljob_trainer.megatron.ownership import HOME, Coordinates, Ownership, everywhere
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, provide, read_config
 from rljob_trainer.megatron.weight_files import keep_open
@@ -86,12 +87,12 @@ class ValueModel:
         yield from self._exporter.tensors()
         yield SCORE, self._head()
 
-    def export_owned(self) -> list[GatherPhase]:
-        """Like `export`; the head is a third phase, of the first rank of the last stage."""
-        head = self._head()
-        owns = mpu.is_pipeline_last_stage() and mpu.get_tensor_model_parallel_rank() == 0
-        owns = owns and mpu.get_data_parallel_rank(with_context_parallel=True) == 0
-        return [*self._exporter.owned(), GatherPhase(iter([(SCORE, head)]), owns, head.nbytes if owns else 0)]
+    def export_owned(self, own: Ownership | None = None) -> list[GatherPhase]:
+        """Like `export`; the head is a third phase, of the first rank of the last stage. `own`: see Exporter.owned."""
+        own = own or everywhere(Coordinates.here(HOME))
+        head, owns = self._head(), own.owns and mpu.is_pipeline_last_stage()
+        parts = self._exporter.owned(own=own)
+        return [*parts, GatherPhase(iter([(SCORE, head)]), owns, head.nbytes if owns else 0)]
 
     def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ()

@@ -167,8 +167,9 @@ def _senders(
 
     if spec.rollout.placement != "colocated":
         return Senders(ranks, publisher, heartbeat)
-    own = wait_for_servers(directory, spec, heartbeat) if os.environ["LOCAL_RANK"] == "0" else []
-    senders = Senders(ranks, publisher, heartbeat, own)
+    place = int(os.environ["LOCAL_RANK"])
+    own = [] if place else wait_for_servers(directory, spec, heartbeat)
+    senders = Senders(ranks, publisher, heartbeat, own, ranks.rank - place)
     senders.sleep()
     of_ranks = ranks.gather([server.dump() for server in own])
     if driver:

@@ -166,13 +166,11 @@ class Publication:
         return Probe(sequences, tuple(tuple(values.tolist()) for values in measured), arithmetic_of(self._spec))
 
     def _phases(self) -> list[GatherPhase]:
-        """What this rank gathers and sends. Servers in pods of their own get every tensor from the rank that owns it."""
+        """What this rank gathers and sends: servers get every tensor from the rank that owns it."""
         lora = self._spec.model.lora
         if lora and lora.sync == "adapters":
             return [GatherPhase(scaled(self._engine.export_adapters(), lora.alpha / lora.rank), self._senders.leads)]
-        if self._senders.colocated:
-            return [GatherPhase(self._engine.export(), self._senders.leads)]
-        return self._engine.export_served()
+        return self._engine.export_served(self._senders.leader if self._senders.colocated else None)
 
     def _sent(self) -> None:
         """Release memory: servers resume when they have received everything, and need it then."""

@@ -22,8 +22,8 @@ FIRST = 0
 
 
 class Senders:
-    """All ranks. Rank 0 leads updates of servers in pods of their own, to which every rank that owns a part of the policy sends it. The first rank of
-    a pod leads those of its colocated servers, and sends them everything, since only it can reach their GPUs. Every method is collective."""
+    """All ranks. Rank 0 leads updates of servers in pods of their own, the first rank of a pod those of its colocated servers, since no other pod can
+    reach their GPUs. Every rank that owns a part of the policy sends it. Every method is collective."""
 
     def __init__(
         self,
@@ -31,10 +31,16 @@ class Senders:
         publisher: Callable[[], Publisher],
         heartbeat: Callable[[], None],
         own: Iterable[RolloutEndpoint] | None = None,
+        leader: int = FIRST,
     ) -> None:
-        """`publisher` makes that of this rank, if it needs one. `own`: the colocated servers of this rank's pod, on its first rank, and none on its
-        other ranks; None on all ranks when servers are in pods of their own."""
-        self._ranks, self._make, self._heartbeat = ranks, publisher, heartbeat
+        """
+        Args:
+            publisher: makes that of this rank, if it needs one
+            own: the colocated servers of this rank's pod, on its first rank, and none on its other ranks; None on all ranks when servers are in pods
+                of their own
+            leader: the rank that leads updates to which this one sends
+        """
+        self._ranks, self._make, self._heartbeat, self.leader = ranks, publisher, heartbeat, leader
         self.colocated = own is not None
         self._own = {server.pod_uid: server for server in own or ()}
         self._awake = dict(self._own)
@@ -61,7 +67,7 @@ class Senders:
         """
         targets = [s for s in servers if not self.colocated or s.pod_uid in self._own]
         offered = self._ranks.gather(self._offer(phases))
-        senders = [rank for rank, offer in enumerate(offered) if offer and offer["leader"] == self._leader]
+        senders = [rank for rank, offer in enumerate(offered) if offer and offer["leader"] == self.leader]
         self._plan([offer and offer["bytes"] for offer in offered], len(servers))
         with self._publisher.update(targets) if self.leads else nullcontext() as update:
             offers = [Offer(**offered[rank]["offer"]) for rank in senders]
@@ -85,21 +91,16 @@ class Senders:
     def _publisher(self) -> Publisher:
         return self._make()
 
-    @property
-    def _leader(self) -> int:
-        """The rank that leads updates to which this one sends."""
-        return self._ranks.rank if self.colocated else FIRST
-
     def _offer(self, phases: Sequence[GatherPhase]) -> dict[str, Any] | None:
         """How servers reach this rank; None: it sends nothing."""
         if not any(phase.sends for phase in phases):
             return None
         offer = asdict(self._publisher.sender.offer)
-        return {"leader": self._leader, "offer": offer, "bytes": sum(phase.bytes for phase in phases)}
+        return {"leader": self.leader, "offer": offer, "bytes": sum(phase.bytes for phase in phases)}
 
     def _everywhere(self, opened: Opened | None) -> Opened:
         """What this rank's leader has opened, on all ranks."""
-        return Opened.from_json(self._ranks.gather((opened or Opened("", {})).as_json())[self._leader])
+        return Opened.from_json(self._ranks.gather((opened or Opened("", {})).as_json())[self.leader])
 
     def _send(
         self,
