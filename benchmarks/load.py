@@ -20,6 +20,8 @@ class Reports:
     def __init__(self, api: KubernetesApi, namespace: str) -> None:
         self._api, self._namespace = api, namespace
         self._beat = 0
+        self.written = 0
+        """Heartbeats."""
         self._idle = set[str]()
         self._running: dict[str, Report] = {}
 
@@ -62,6 +64,7 @@ class Reports:
                 assert report.progress
                 progress = report.progress.model_copy(update={"heartbeat": self._beat, "step": 1 + self._beat})
                 await self._write(report.model_copy(update={"progress": progress}))
+                self.written += 1
                 await asyncio.sleep(13 / len(self._running))
             await asyncio.sleep(max(0.0, round_ends - time.monotonic()))
 

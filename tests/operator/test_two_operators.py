@@ -10,6 +10,7 @@ from rljob_operator.kube.api import ApiError, Conflict, Object
 from rljob_operator.reconcile.reconciler import Reconciler
 from simulator.cluster import FakeCluster
 from simulator.feed import PROMPT, Feed
+from simulator.late import hold_writes
 from simulator.objects import job_object
 from simulator.world import NAMESPACE, World
 
@@ -83,3 +84,10 @@ async def test_an_operator_that_is_killed_and_started_again_is_no_second_one() -
         world.apply()
         await world.until(state="Succeeded", turns=60)
         assert warnings(world.cluster) == []
+
+
+@pytest.mark.parametrize("backend", ["none", "builtin"])
+async def test_a_write_that_arrives_when_a_successor_acts_changes_nothing(backend: str) -> None:
+    """The leader is cut off in the midst of it. No pod is made twice, no restart counts, and no step is lost."""
+    answers = await hold_writes(every=2, scheduling={"backend": backend})
+    assert answers["Conflict"] > answers["done"] > 0, "some were too late and some, such as events, harm nobody"
