@@ -251,6 +251,19 @@ async def test_late_doubled_reordered_and_lost_events_only_delay(seed: int) -> N
     assert s.attempt and (s.attempt.number, s.restarts.total) == (3, 2)
 
 
+async def test_a_spec_that_stays_the_same_is_kept_once() -> None:
+    """Whether it is shown again with another status or by a list: it is a third of what the operator keeps of a job."""
+    world = World()
+    world.apply()
+    await world.until(state="Running")
+    cached = world.feed.cache.jobs.get(JOB)
+    assert cached and cached.value.object["spec"] is cached.value.validation.raw
+    world.edit_spec(image="another:1")
+    await world.turn()
+    cached = world.feed.cache.jobs.get(JOB)
+    assert cached and cached.value.validation.raw["image"] == "another:1"
+
+
 def test_what_is_read_is_kept_without_the_names_of_its_fields() -> None:
     """A set of them for each section was a quarter of what the operator keeps of a job."""
     job = make_job().with_attempt()

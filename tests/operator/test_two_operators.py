@@ -86,8 +86,11 @@ async def test_an_operator_that_is_killed_and_started_again_is_no_second_one() -
         assert warnings(world.cluster) == []
 
 
-@pytest.mark.parametrize("backend", ["none", "builtin"])
-async def test_a_write_that_arrives_when_a_successor_acts_changes_nothing(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "every"),
+    [("none", 5), ("builtin", 7), *(pytest.param(one, 1, marks=pytest.mark.slow) for one in ("none", "builtin"))],
+)
+async def test_a_write_that_arrives_when_a_successor_acts_changes_nothing(backend: str, every: int) -> None:
     """The leader is cut off in the midst of it. No pod is made twice, no restart counts, and no step is lost."""
-    answers = await hold_writes(every=2, scheduling={"backend": backend})
+    answers = await hold_writes(every, scheduling={"backend": backend})
     assert answers["Conflict"] > answers["done"] > 0, "some were too late and some, such as events, harm nobody"

@@ -15,6 +15,7 @@ import logging
 import operator
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from rljob_api import names
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 
 DELETIONS = 4096
 """Deletions of a kind that are remembered: many times those that happen while a list or an answer is on its way."""
+
+SHORT, SHARED = 100, 2**14
+"""Characters of texts that objects share, at most, and number of such texts that are known at a time: many times those of all schemas."""
 
 
 def is_ours(obj: Object) -> bool:
@@ -217,9 +221,26 @@ def version_of(obj: Object) -> int:
 
 
 def strip_managed_fields(obj: Object, *dropped: str) -> Object:
-    """A copy without managedFields, which are most of many objects, and without the top-level fields `dropped`."""
+    """A copy without managedFields, which are most of many objects, and without the top-level fields `dropped`. Its texts are shared."""
     meta = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
-    return {k: v for k, v in obj.items() if k not in dropped} | {"metadata": meta}
+    kept: Object = share_texts({k: v for k, v in obj.items() if k not in dropped} | {"metadata": meta})
+    return kept
+
+
+def share_texts(value: Any) -> Any:
+    """A copy of JSON that has its keys and short texts in common with other copies: most of them are in each object of a kind, and Python's decoder
+    makes them anew for each object."""
+    if isinstance(value, dict):
+        return {_shared(key): share_texts(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [share_texts(inner) for inner in value]
+    return _shared(value) if isinstance(value, str) and len(value) <= SHORT else value
+
+
+@lru_cache(SHARED)
+def _shared(text: str) -> str:
+    """The equal text that came first, as long as texts of its kind are seen more often than others."""
+    return text
 
 
 def same_but_version(a: Object, b: Object) -> bool:

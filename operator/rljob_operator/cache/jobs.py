@@ -12,7 +12,7 @@ from rljob_api.rules import ValidationResult, Violation
 from rljob_api.rules.validator import extent
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_api.type_errors import first_problem
-from rljob_operator.cache.cache import same_but_version, strip_managed_fields
+from rljob_operator.cache.cache import same_but_version, share_texts, strip_managed_fields
 from rljob_operator.kube.api import Object
 
 log = logging.getLogger(__name__)
@@ -112,10 +112,13 @@ def is_run_here(obj: Object) -> bool:
 
 
 def transform(obj: Object, before: CachedJob | None, policy: JobPolicy) -> CachedJob:
+    """A spec that has not changed is kept once, however many versions of the object come."""
+    kept = strip_managed_fields(obj, "spec")
     raw = obj.get("spec") or {}
-    same = before is not None and before.validation.raw == raw
-    validation = before.validation if before and same else LazyValidation(raw, obj["metadata"]["name"], policy)
-    return CachedJob(strip_managed_fields(obj), validation)
+    if before is not None and before.validation.raw == raw:
+        return CachedJob(kept | {"spec": before.validation.raw}, before.validation)
+    raw = share_texts(raw)
+    return CachedJob(kept | {"spec": raw}, LazyValidation(raw, obj["metadata"]["name"], policy))
 
 
 def predicate(before: CachedJob, after: CachedJob) -> bool:
