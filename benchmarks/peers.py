@@ -1,7 +1,7 @@
 """RLJobs, JobSets, LeaderWorkerSets and plain StatefulSets in turn on one control plane: what each takes of time and of requests.
 
     python -m benchmarks.peers [crowd] [gang] [loss] [--kinds RLJob JobSet] [--nodes 200] [--crowd 100] [--each 4] [--gang 64] [--small 16]
-                               [--repeats 3] [--seconds 300]
+                               [--repeats 3] [--seconds 300] [--tree DIRECTORY]
 
 As benchmarks.scale, with both other controllers alongside ours, each at 500 requests a second, their webhooks on loopback. A pod is lost in the way
 that each kind looks for: ours and a StatefulSet's is deleted by force, LeaderWorkerSet's is deleted, JobSet's fails. `--each`: pods of a job of the
@@ -71,8 +71,8 @@ def main() -> None:
     sizes = {"--nodes": 200, "--crowd": 100, "--each": 4, "--gang": 64, "--small": 16, "--repeats": 3, "--seconds": 300}
     for name, default in sizes.items():
         parser.add_argument(name, type=int, default=default)
+    parser.add_argument("--tree", type=Path, default=REPOSITORY, help="whose operator is measured")
     args = parser.parse_args()
-    args.tree = REPOSITORY
     peers = [peer for kind, peer in PEERS.items() if kind in args.kinds]
     for component in (KWOK, *(component for component, *_ in peers)):
         if not is_built(component):
@@ -240,7 +240,7 @@ class Peers(Bench):
         start = time.monotonic()
         async with asyncio.timeout(self.args.seconds):
             bound = asyncio.create_task(self.bound(namespace, count * pods, version))
-            await asyncio.gather(*(self.api.create(MAKERS[kind](namespace, f"j{i}", pods)) for i in range(count)))
+            await load.together([self.api.create(MAKERS[kind](namespace, f"j{i}", pods)) for i in range(count)])
             await bound
         seconds = time.monotonic() - start
         return seconds, await self.clear(kind, namespace)

@@ -49,8 +49,8 @@ NODES = 20
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("steady", 30), ("cycled", 20), ("short", 10), ("rounds", 3), ("seed", 0)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in (("--steady", 30), ("--cycled", 20), ("--short", 10), ("--rounds", 3), ("--seed", 0)):
+        parser.add_argument(name, type=int, default=default)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         faults = run(Path(directory), args)

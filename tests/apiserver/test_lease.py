@@ -2,12 +2,14 @@
 
 import asyncio
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from apiserver.lab import TURNS, Operator, lab, until
 from apiserver.proxy import Faults
+from benchmarks import replicas
 from e2e.control_plane import ControlPlane
 
 pytestmark = pytest.mark.slow
@@ -65,3 +67,11 @@ def wait_for_log(operator: Operator, words: str) -> None:
     while not operator.log.exists() or words not in operator.log.read_text():
         assert time.monotonic() < end, operator.log.read_text()
         time.sleep(0.1)
+
+
+@pytest.mark.extra
+def test_nothing_is_lost_or_done_twice_when_the_leader_of_many_jobs_is_killed_replaced_or_frozen(
+    tmp_path: Path,
+) -> None:
+    """In a control plane of its own, with real controllers and scheduler; larger in docs/evidence/cpus.md."""
+    assert replicas.run(tmp_path, Namespace(steady=3, cycled=2, short=2, rounds=1, seed=0)) == []
