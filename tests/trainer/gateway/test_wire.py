@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 from tinker.proto import tinker_public_pb2 as sdk
-from tinker.proto.response_conv import deserialize_sample_response
+from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
 from rljob_api.type_errors import first_problem
 from rljob_trainer.gateway.clients import ANYBODY, Keys
@@ -166,6 +166,14 @@ def test_the_sdk_reads_log_probabilities_and_metrics_as_they_were() -> None:
     assert np.frombuffer(field.data, "<f4").tolist() == [-1, -2, -3]
     assert np.frombuffer(field.offsets, "<i8").tolist() == [0, 8, 12]
     assert (field.dtype, list(field.trailing_shape)) == (sdk.DTYPE_FLOAT32, [])
+
+
+def test_the_sdk_reads_log_probabilities_of_data_with_different_numbers_of_targets() -> None:
+    shapes = [(2,), (3, 2), (1, 2), (3, 1), (2,)]
+    found = tuple(np.arange(np.prod(shape), dtype="<f4").reshape(shape) for shape in shapes)
+    output = deserialize_forward_backward_output(bodies.encode(WorkResult(log_probs=found)))
+    read = [datum["logprobs"].to_numpy() for datum in output.loss_fn_outputs]
+    assert [(values.shape, values.tolist()) for values in read] == [(v.shape, v.tolist()) for v in found]
 
 
 def test_the_sdk_reads_samples() -> None:

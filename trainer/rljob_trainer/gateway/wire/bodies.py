@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
@@ -72,15 +73,19 @@ def named(model: str, seq: int) -> tuple[str, int]:
 
 def encode(result: WorkResult) -> bytes:
     """The body of a result."""
-    flat = [np.ascontiguousarray(values, "<f4") for values in result.log_probs]
     output = MESSAGES["ForwardBackwardOutput"](loss_fn_output_type="ArrayRecord", metrics=dict(result.metrics))
-    record = output.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(flat))
-    field = record.fields["logprobs"]
-    field.data, field.dtype = b"".join(values.tobytes() for values in flat), FLOAT32
-    field.offsets = np.cumsum([0, *(values.nbytes for values in flat)]).astype("<i8").tobytes()
-    if flat and flat[0].ndim == 2:
-        field.trailing_shape.append(flat[0].shape[1])
+    for trailing, alike in groupby(result.log_probs, key=lambda values: values.shape[1:]):
+        _add(output, [np.ascontiguousarray(values, "<f4") for values in alike], trailing)
     return cast(bytes, output.SerializeToString())
+
+
+def _add(output: Any, log_probs: list[Array], trailing: tuple[int, ...]) -> None:
+    """Those of some data that have as many targets at each position: `trailing`, empty where that is one."""
+    record = output.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(log_probs))
+    field = record.fields["logprobs"]
+    field.data, field.dtype = b"".join(values.tobytes() for values in log_probs), FLOAT32
+    field.offsets = np.cumsum([0, *(values.nbytes for values in log_probs)]).astype("<i8").tobytes()
+    field.trailing_shape.extend(trailing)
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
