@@ -280,3 +280,34 @@ async def test_ten_thousand_samples_wait_at_a_time_and_each_gets_its_own_answer(
     assert waiting.held == {"ann": 0}
     waiting.ask("ann", "s:sample:0:10000", REQUEST)
     assert isinstance(await waiting.result("ann", "s:sample:0:10000", 60.0), SampleAnswer)
+
+
+@pytest.mark.parametrize("error", [KeyError("attempt"), TypeError("no number"), OSError("too many open files")])
+async def test_an_answer_that_cannot_be_read_fails_its_sample_and_is_not_asked_for_for_ever(error: Exception) -> None:
+    """The SDK repeats at once what is answered by a status of 5xx."""
+
+    async def broken(_: SampleRequest) -> SampleAnswer:
+        raise error
+
+    asked = Samples(broken)
+    asked.ask("ann", "s:sample:0:1", REQUEST)
+    found = await asked.result("ann", "s:sample:0:1", 5.0)
+    assert isinstance(found, WorkFailure) and found.category == "server" and type(error).__name__ in found.message
+
+
+async def test_a_sample_that_is_asked_for_again_after_it_was_cancelled_is_complete_when_it_has_an_answer() -> None:
+    may_answer = asyncio.Event()
+
+    async def slow(_: SampleRequest) -> SampleAnswer:
+        await may_answer.wait()
+        return SampleAnswer(())
+
+    asked, name = Samples(slow), "s:sample:0:1"
+    asked.ask("ann", name, REQUEST)
+    await asyncio.sleep(0)
+    asked.cancel("ann", name)
+    asked.ask("ann", name, REQUEST)
+    assert await asked.completions.after("s:sample:0:0", 0, 0.01) == ([], asked.completions._first)
+    may_answer.set()
+    (completed,), _ = await asked.completions.after("s:sample:0:0", 0, 5.0)
+    assert (completed.name, completed.failed) == (name, False)

@@ -2,6 +2,7 @@
 know."""
 
 import asyncio
+import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,8 @@ MOST_ANSWERS = 128 * 2**20
 """Bytes of a client's requests and answers, beyond which answers that it has fetched are dropped, old ones first."""
 ABORT_SECONDS = 10.0
 """After which a server has heard that nobody waits for samples any more, and reads their snapshot no more."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -152,8 +155,9 @@ class Samples:
             return answer
         finally:
             self._open -= 1
-            if name in self._known:
-                self._known[name].finished = time.monotonic()
+            known = self._known.get(name)
+            if known and known.task is asyncio.current_task():  # else it was cancelled, and perhaps asked for again
+                known.finished = time.monotonic()
                 self.completions.add(name, failed)
 
     async def _answer(self, name: str, request: SampleRequest) -> SampleAnswer | WorkFailure:
@@ -163,6 +167,9 @@ class Samples:
             return WorkFailure(message=str(error))
         except ReplicaLost as error:
             return WorkFailure(message=str(error), category="server")
+        except Exception as error:  # clients repeat at once, and for ever, what is not answered
+            log.exception("%s", name)
+            return WorkFailure(message=f"{type(error).__name__}: {error}", category="server")
         self._count(sum(len(sample.tokens) for sample in answer.samples))
         self._hold(name, answer)
         return answer
