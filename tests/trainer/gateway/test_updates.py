@@ -18,6 +18,8 @@ from trainer.gateway.world import World
 
 SERVER = RolloutEndpoint(pod="r-0", pod_uid="u0", url="http://r-0")
 STEP_SECONDS, UPDATE_SECONDS = 1.0, 7.0
+SERVED, NO_ROOM = WorkResult(served=("u0",)), WorkResult(refused={"u0": "out of memory"})
+DAMAGED = WorkFailure(message="the snapshot is damaged")
 
 
 class Busy(World):
@@ -30,7 +32,7 @@ class Busy(World):
         self.policies.follow([SERVER])
         self._tasks = set[asyncio.Task[None]]()
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        for module in ("desk", "policies"):
+        for module in ("desk", "policies", "refusals"):
             monkeypatch.setattr(f"rljob_trainer.gateway.{module}.time", clock)
 
     async def step(self) -> None:
@@ -47,22 +49,19 @@ class Busy(World):
         async with self.policies.turn(policy):
             pass
 
-    async def take(self, refusing: bool = False) -> bool:
-        """One piece of work. False: there is none."""
+    async def take(self, of_update: WorkResult | WorkFailure = SERVED) -> bool:
+        """One piece of work. False: there is none. `of_update`: what comes of an update of the server."""
         piece = await self.service.desk.next("0", False, 0.0)
         if piece is None:
             return False
         work = decode_work(piece.work)
         self.done.append(type(work))
         self.now += UPDATE_SECONDS if isinstance(work, ServePolicy) else STEP_SECONDS
-        await self.service.desk.done(piece.ticket, encode(self._result(work, refusing)))
+        await self.service.desk.done(
+            piece.ticket, encode(of_update if isinstance(work, ServePolicy) else self.ranks.do(work))
+        )
         await asyncio.sleep(0)
         return True
-
-    def _result(self, work: Work, refusing: bool) -> WorkResult | WorkFailure:
-        if not isinstance(work, ServePolicy):
-            return self.ranks.do(work)
-        return WorkResult(refused={"u0": "out of memory"}) if refusing else WorkResult(served=("u0",))
 
 
 @pytest.fixture
@@ -116,6 +115,34 @@ def test_a_refused_policy_is_tried_again_after_some_minutes(tmp_path: Path, monk
     assert refusals.why(str(tmp_path), ["u0"]) is None
 
 
+@pytest.mark.parametrize("what", ["nothing changes", "its files change", "some minutes pass"])
+async def test_a_snapshot_that_the_ranks_find_damaged_is_read_once_until(busy: Busy, tmp_path: Path, what: str) -> None:
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+
+    async def sampled(of_update: WorkResult | WorkFailure) -> None:
+        sample = busy.sample(str(snapshot))
+        await asyncio.sleep(0)
+        await busy.take(of_update)
+        await sample
+
+    for _ in range(3):
+        with pytest.raises(RequestRefusedError, match="the snapshot is damaged"):
+            await sampled(DAMAGED)
+    assert busy.done == [ServePolicy]
+    match what:
+        case "nothing changes":
+            with pytest.raises(RequestRefusedError, match="the snapshot is damaged"):
+                await sampled(SERVED)
+            return
+        case "its files change":
+            (snapshot / "model.safetensors").write_bytes(b"restored")
+        case "some minutes pass":
+            busy.now += REFUSED_SECONDS + 1
+    await sampled(SERVED)
+    assert busy.done == [ServePolicy] * 2
+
+
 async def test_an_update_is_not_made_to_wait_for_the_steps_that_came_before_anybody_wanted_it(busy: Busy) -> None:
     for _ in range(40):
         await busy.step()
@@ -146,12 +173,12 @@ async def test_a_snapshot_that_no_server_takes_costs_a_training_model_less_than_
     await asyncio.sleep(0)
     while not refused.done():
         await busy.step()
-        await busy.take(refusing=True)
+        await busy.take(NO_ROOM)
     with pytest.raises(RequestRefusedError, match="r-0: out of memory"):
         await refused
     assert busy.done.count(ServePolicy) == 3
     assert busy.done.count(OptimStep) * STEP_SECONDS >= 2 * UPDATE_SECONDS
     for _ in range(5):
         await busy.step()
-        await busy.take(refusing=True)
+        await busy.take(NO_ROOM)
     assert busy.done[-5:] == [OptimStep] * 5

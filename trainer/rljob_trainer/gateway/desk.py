@@ -311,7 +311,7 @@ def _update(policies: ServedPolicies) -> Piece:
             policies.served(work, result.served, result.refused)
 
     async def give_up(why: WorkFailure) -> None:
-        policies.refuse_until_it_changes(work.path, why.message)
+        policies.refuse(work.path, why.message)
 
     return Piece(encode(work), finish, give_up, f"the update of servers from {work.path}", UPDATE)
 

@@ -185,7 +185,7 @@ class ServedPolicies:
                 self._servers[uid].failed()
         why = self._refusal(work.path, {names[uid]: reason for uid, reason in refused.items()})
         if why:
-            self.refuse_until_it_changes(work.path, why)
+            self.refuse(work.path, why)
         else:
             self._advance()
 
@@ -204,7 +204,8 @@ class ServedPolicies:
         self._changed()
 
     def refuse(self, policy: str, why: str) -> None:
-        """Servers cannot have a policy: the samples that wait for it fail with that."""
+        """Servers cannot have a policy: the samples that wait for it fail with that, and those that come later, as long as Refusals says so."""
+        self._refusals.keep(policy, why, self._servers)
         refused = [waiting for waiting in self._waiting if waiting.policy == policy]
         self._waiting = deque(waiting for waiting in self._waiting if waiting.policy != policy)
         self._forget()  # what they have of it counts for nothing
@@ -214,11 +215,6 @@ class ServedPolicies:
             if not waiting.turn.done():
                 waiting.turn.set_exception(RequestRefusedError(why))
         self._advance()
-
-    def refuse_until_it_changes(self, policy: str, why: str) -> None:
-        """The same, and those that come later fail with that, too, until its files change or another server comes."""
-        self._refusals.keep(policy, why, self._servers)
-        self.refuse(policy, why)
 
     def _require_servers(self) -> None:
         """Nobody samples from a policy that no server has any more: it is sent again."""

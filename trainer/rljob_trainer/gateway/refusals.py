@@ -1,4 +1,6 @@
-"""Policies that servers do not take: after some updates in a row they are refused, until their files change, or a server comes that was not asked."""
+"""Policies that servers cannot have: the ranks say so at once (a snapshot is damaged, say), or some updates in a row show it. They are refused until
+their files change, a server comes that was not asked, or REFUSED_SECONDS have passed.
+"""
 
 import time
 from collections import Counter
@@ -9,7 +11,8 @@ from pathlib import Path
 MOST_REFUSED = 3
 """Updates in a row that no server takes."""
 REFUSED_SECONDS = 600.0
-"""Then a policy is tried again: what was against it may have been a server's own trouble, which ended with its process and left its pod."""
+"""Then a policy is tried again: what was against it may have been a server's own trouble, which ended with its process and left its pod, or the
+volume's."""
 
 FileStates = frozenset[tuple[str, int, int]]
 """Name, bytes and time of the last change of each file of a directory."""
@@ -25,6 +28,10 @@ class _Refusal:
     """UIDs of those that there were."""
     until: float
     """By the monotonic clock."""
+
+    def holds(self, policy: str, now: float) -> bool:
+        """Whether the files are those that were refused, not long ago."""
+        return now <= self.until and self.files == _files(policy)
 
 
 class Refusals:
@@ -54,18 +61,16 @@ class Refusals:
     def keep(self, policy: str, why: str, servers: Collection[str]) -> None:
         """A policy is refused from now on. `servers`: UIDs of those that there are."""
         self._in_a_row.pop(policy, None)
-        self._refused = {name: refusal for name, refusal in self._refused.items() if refusal.files == _files(name)}
-        until = time.monotonic() + REFUSED_SECONDS
-        self._refused[policy] = _Refusal(why, _files(policy), frozenset(servers), until)
+        now = time.monotonic()
+        self._refused = {name: refusal for name, refusal in self._refused.items() if refusal.holds(name, now)}
+        self._refused[policy] = _Refusal(why, _files(policy), frozenset(servers), now + REFUSED_SECONDS)
 
     def why(self, policy: str, servers: Collection[str]) -> str | None:
         """Why a policy is refused. None: it is not. `servers`: UIDs of those that there are now."""
         refusal = self._refused.get(policy)
         if refusal is None or not servers or not refusal.servers.issuperset(servers):
             return None
-        if time.monotonic() > refusal.until:
-            return None
-        return refusal.why if refusal.files == _files(policy) else None
+        return refusal.why if refusal.holds(policy, time.monotonic()) else None
 
 
 def _files(directory: str) -> FileStates:
