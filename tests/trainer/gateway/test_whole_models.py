@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,43 @@ from tinker import types
 from rljob_trainer.wire.rollout_server import POLICY
 from trainer.gateway.running import SECONDS, RunningService, running
 from trainer.gateway.test_clients import STEP, datum, learnt, log_probs
-from trainer.server.models import make
+from trainer.megatron.kinds import make_config
+from trainer.megatron.models import random_model
+from trainer.server.models import VOCABULARY, make, save_tokenizer
 
 pytestmark = pytest.mark.slow
 
 PROMPT = types.ModelInput.from_ints([10 + i for i in range(20)])
 
 
-@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.extra), 2], ids=["one rank", "DP2"])
+def make_experts(path: Path) -> Path:
+    """A model with four experts in each layer, of which two compute a token, far from a uniform distribution."""
+    model = random_model(make_config("qwen3_moe", VOCABULARY), seed=3)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.15)
+    model.save_pretrained(path)
+    save_tokenizer(path)
+    return path
+
+
+SERVICES: dict[str, tuple[dict[str, Any], Callable[[Path], Path]]] = {
+    "one rank": ({"nodes": 1}, partial(make, seed=3)),
+    "DP2": ({"nodes": 2}, partial(make, seed=3)),
+    "experts on two ranks": ({"nodes": 2, "parallelism": {"expert": 2}}, make_experts),
+}
+"""Sections of trainers, and what they train."""
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param("one rank", marks=pytest.mark.extra), "DP2", "experts on two ranks"]
+)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     root = tmp_path_factory.mktemp("service")
     os.environ["TINKER_TELEMETRY"] = "0"
     offered = {"checkpointSeconds": 1, "maxModels": 1, "maxRank": 0}
-    with running(root, make(root / "model", seed=3), service=offered, trainer={"nodes": request.param}) as found:
+    trainer, made = SERVICES[request.param]
+    with running(root, made(root / "model"), service=offered, trainer=trainer) as found:
         yield found
 
 
@@ -65,9 +90,14 @@ def halve(snapshot: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
+def weights(snapshot: Path) -> Path:
+    """Its last file of tensors: one with experts has several."""
+    return max(snapshot.glob("*.safetensors"))
+
+
 def cut(snapshot: Path) -> None:
     """As a copy that was not finished."""
-    file = snapshot / "model.safetensors"
+    file = weights(snapshot)
     os.truncate(file, file.stat().st_size - 4)
 
 
@@ -78,7 +108,7 @@ def lose(snapshot: Path) -> None:
 
 def damage(snapshot: Path) -> None:
     """Change the last bit of a number, too little for the probe."""
-    with (snapshot / "model.safetensors").open("r+b") as file:
+    with weights(snapshot).open("r+b") as file:
         file.seek(-4, os.SEEK_END)
         (low,) = file.read(1)
         file.seek(-4, os.SEEK_END)
