@@ -255,3 +255,12 @@ def test_keys_are_read_from_files_and_a_key_that_is_taken_away_opens_nothing_any
     (tmp_path / "ann").unlink()
     assert keys.client("tml-a") is None
     assert Keys(None).client("") == ANYBODY
+
+
+def test_a_key_of_bytes_that_are_no_text_is_a_wrong_key(tmp_path: Path) -> None:
+    """As aiohttp reads a header."""
+    (tmp_path / "ann").write_text("tml-a")
+    (tmp_path / "bob").write_bytes(b"tml-\xff")
+    keys = Keys(tmp_path)
+    assert keys.client(b"tml-\xfe".decode(errors="surrogateescape")) is None
+    assert keys.client(b"tml-\xff".decode(errors="surrogateescape")) == "bob"

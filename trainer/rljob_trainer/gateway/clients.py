@@ -36,7 +36,7 @@ class Keys:
         """The client that has this key; None: nobody has. Takes as long for every wrong key."""
         if self._directory is None:
             return ANYBODY
-        offered, caller = hashlib.sha256(key.encode()).digest(), None
+        offered, caller = hashlib.sha256(key.encode(errors="surrogateescape")).digest(), None
         for file in sorted(self._directory.iterdir()):
             if file.is_file() and not file.name.startswith("."):
                 known = file.read_bytes()[:LARGEST_KEY].strip()
