@@ -1,6 +1,6 @@
-"""A loop of a client's own: `python service_client.py URL MODEL STEPS SECONDS` prints the losses of its steps and the log-probabilities at the end.
+"""A loop of a client: `python service_client.py URL MODEL STEPS SECONDS RANK` prints the losses of its steps and the log-probabilities at the end.
 
-A step takes SECONDS at least, so that there is time to disturb it.
+A step takes SECONDS at least, so that there is time to disturb it. RANK 0: all parameters are trained.
 """
 
 import json
@@ -27,9 +27,9 @@ def datum(text: int) -> types.Datum:
     return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
 
 
-def main(url: str, model: str, steps: int, seconds: float) -> None:
+def main(url: str, model: str, steps: int, seconds: float, rank: int) -> None:
     with tinker.ServiceClient(base_url=url, api_key="tml-any") as service:
-        training = service.create_lora_training_client(base_model=model, rank=4, seed=1, train_unembed=False).result()
+        training = service.create_lora_training_client(base_model=model, rank=rank, seed=1).result()
         losses = []
         for step in range(steps):
             found = training.forward_backward([datum(step % 3)], "cross_entropy")
@@ -44,4 +44,4 @@ def main(url: str, model: str, steps: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))

@@ -1,4 +1,5 @@
-"""A loop of a client's own trains on the cluster by the official SDK, while pods of the service are killed, and while it is suspended."""
+"""A loop of a client's own trains adapters, or all parameters, on the cluster by the official SDK, while pods of the service are killed, and while it
+is suspended."""
 
 import json
 import os
@@ -7,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,31 @@ LONGEST = 1500.0
 """Seconds of a script, with all that happens meanwhile."""
 
 
+@dataclass(frozen=True)
+class Offer:
+    """What a service trains."""
+
+    service: dict[str, int]
+    """Of its section."""
+    rank: int
+    """That the script asks for."""
+
+
+OFFERS = {"adapters": Offer({}, 4), "parameters": Offer({"maxRank": 0, "maxModels": 1}, 0)}
+
+
+@pytest.fixture(scope="module", params=OFFERS.values(), ids=OFFERS)
+def offer(request: pytest.FixtureRequest) -> Offer:
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture(scope="module")
-def job(empty_lab: Lab) -> Iterator[Job]:
+def job(empty_lab: Lab, offer: Offer) -> Iterator[Job]:
     empty_lab.kube.execute(WORKBENCH, "python", "-c", UNTRAINED, START, timeout=300)
     manifest = yaml.safe_load((EXAMPLES / "service" / "service.yaml").read_text())
-    manifest["spec"] |= {"image": empty_lab.provider.trainer_image, "checkpoint": {"path": "/data/runs/service"}}
+    manifest["spec"] |= {"image": empty_lab.provider.trainer_image, "checkpoint": {"path": f"/data/runs/{offer.rank}"}}
     manifest["spec"]["model"]["path"] = f"{START}/untrained"
-    manifest["spec"]["service"]["checkpointSeconds"] = 5
+    manifest["spec"]["service"] |= {"checkpointSeconds": 5} | offer.service
     empty_lab.kube.apply(manifest)
     job = Job(empty_lab.kube, manifest["metadata"]["name"])
     job.wait_for_state("Running", timeout=900)
@@ -62,9 +82,9 @@ def url(job: Job) -> Iterator[str]:
         ended.set()
 
 
-def script(url: str, events: dict[int, Callable[[], None]]) -> dict[str, Any]:
+def script(url: str, offer: Offer, events: dict[int, Callable[[], None]]) -> dict[str, Any]:
     """What a script finds. `events`: what happens after a step of it."""
-    command = [sys.executable, str(CLIENT), url, "arithmetic", str(STEPS), str(SECONDS)]
+    command = [sys.executable, str(CLIENT), url, "arithmetic", str(STEPS), str(SECONDS), str(offer.rank)]
     environment = os.environ | {"TINKER_TELEMETRY": "0"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -83,8 +103,8 @@ def script(url: str, events: dict[int, Callable[[], None]]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(url: str) -> dict[str, Any]:
-    return script(url, {})
+def undisturbed(url: str, offer: Offer) -> dict[str, Any]:
+    return script(url, offer, {})
 
 
 def test_a_loop_learns_and_samples_what_it_has_learnt(undisturbed: dict[str, Any]) -> None:
@@ -94,21 +114,21 @@ def test_a_loop_learns_and_samples_what_it_has_learnt(undisturbed: dict[str, Any
 
 
 def test_a_loop_whose_gateway_trainer_and_server_are_killed_ends_with_the_same_bits(
-    job: Job, url: str, undisturbed: dict[str, Any]
+    job: Job, url: str, offer: Offer, undisturbed: dict[str, Any]
 ) -> None:
     def kill(role: str) -> Callable[[], None]:
         pod = names.pod(job.name, role, 0)
         return lambda: job.kube.kubectl("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false") and None
 
     events = {3: kill(names.ROLE_GATEWAY), 6: kill(names.ROLE_TRAINER), 9: kill(names.ROLE_ROLLOUT)}
-    found = script(url, events)
+    found = script(url, offer, events)
     assert (found["losses"], found["log_probs"]) == (undisturbed["losses"], undisturbed["log_probs"])
     status = job.status()
     assert status.attempt is not None and status.attempt.number >= 2
 
 
 def test_a_loop_waits_while_its_service_is_suspended_and_ends_with_the_same_bits(
-    job: Job, url: str, undisturbed: dict[str, Any]
+    job: Job, url: str, offer: Offer, undisturbed: dict[str, Any]
 ) -> None:
     def suspend() -> None:
         job.kube.plugin("suspend", job.name)
@@ -118,5 +138,5 @@ def test_a_loop_waits_while_its_service_is_suspended_and_ends_with_the_same_bits
         resumed.submit(job.kube.plugin, "resume", job.name)
 
     with ThreadPoolExecutor(1) as resumed:
-        found = script(url, {5: suspend})
+        found = script(url, offer, {5: suspend})
     assert (found["losses"], found["log_probs"]) == (undisturbed["losses"], undisturbed["log_probs"])

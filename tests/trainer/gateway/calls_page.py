@@ -25,7 +25,8 @@ _HEAD = """# Calls of the SDK
 
 Which calls of the `tinker` SDK [a service](service.md) serves, by its versions. The page is made by running them:
 `tests/trainer/gateway/sdk_calls.py` makes each call, and a test fails when the page says something else, or lacks a call of the newest version.
-A call that a version does not have is `-`.
+A call that a version does not have is `-`. An option is served when what the model saves is said to have it: a model that is created with
+`train_unembed=True` is made, without adapters of the output layer ([why](service.md#what-is-not-trained)).
 
 """
 

@@ -6,6 +6,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,27 @@ def entropy(logprobs: Any, weights: Any) -> Any:
 def squares(logprobs: Any, weights: Any) -> Any:
     loss = (logprobs * logprobs * weights).sum()
     return loss, {"custom/squares:sum": loss}
+
+
+def creating_calls(service: Any, model: str) -> Iterator[Call]:
+    """What a model can be created with."""
+    create, rest = partial(service.create_lora_training_client, base_model=model, rank=4), service.create_rest_client()
+
+    def with_option(name: str, value: bool) -> None:
+        """What the model saves must say that it has the option."""
+        training = done(create(**{"train_unembed": False} | {name: value}))
+        path = done(training.save_weights_for_sampler(name)).path
+        said = getattr(done(rest.get_weights_info_by_tinker_path(path)), name)
+        assert said is value, f"{name} is {said}"
+
+    yield "create_lora_training_client: train_mlp=False", lambda: with_option("train_mlp", False)
+    yield "create_lora_training_client: train_attn=False", lambda: with_option("train_attn", False)
+    yield "create_lora_training_client: train_unembed=False", lambda: with_option("train_unembed", False)
+    yield "create_lora_training_client: train_unembed=True", lambda: with_option("train_unembed", True)
+    yield (
+        "create_lora_training_client: the optimizer Dimuon",
+        lambda: create(optimizer=types.DimuonOptimizerConfig(), train_unembed=False),
+    )
 
 
 def training_calls(training: Any) -> Iterator[Call]:
@@ -173,6 +195,8 @@ def outcomes(url: str, model: str) -> Iterator[tuple[str, str]]:
     yield "get_server_capabilities", outcome(service.get_server_capabilities)
     training = done(service.create_lora_training_client(base_model=model, rank=4, train_unembed=False))
     yield "create_lora_training_client", SERVED
+    for name, call in creating_calls(service, model):
+        yield name, outcome(call)
     base = done(service.create_sampling_client(base_model=model))
     yield "create_sampling_client: the base model", SERVED
     for name, call in training_calls(training):

@@ -22,7 +22,7 @@ STEP = types.AdamParams(learning_rate=1e-2)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     root = tmp_path_factory.mktemp("service")
-    offered = {"checkpointSeconds": 1, "maxModels": 16, "maxRank": 32}
+    offered = {"checkpointSeconds": 1, "maxModels": 24, "maxRank": 32}
     with running(root, make(root / "model", seed=3), service=offered) as found:
         yield found
 
@@ -131,7 +131,7 @@ def test_what_is_refused_fails_alone_and_the_loop_goes_on(run: RunningService, s
     with pytest.raises(tinker.RequestFailedError, match="a_loss_of_mine is not served"):
         refused.result(timeout=SECONDS)
     assert served.result(timeout=SECONDS).metrics["loss:sum"] > 0
-    with pytest.raises(tinker.APIStatusError, match="from 1 to 32"):
+    with pytest.raises(tinker.RequestFailedError, match="from 1 to 32"):
         model_of(service, run, rank=33)
 
 

@@ -6,27 +6,76 @@ from typing import Any
 import pytest
 
 from rljob_api.spec.service import ServiceSpec
+from rljob_trainer.wire.service import SaveState
 from trainer.gateway.test_routes import opened
+
+REFUSED: list[tuple[int, dict[str, Any], str]] = [
+    (32, {}, "a service where that is 0 trains all parameters"),
+    (32, {"lora_config": {"rank": 0}}, "rank must be from 1 to 32 (spec.service.maxRank)"),
+    (32, {"lora_config": {"rank": 33}}, "rank must be from 1 to 32 (spec.service.maxRank)"),
+    (32, {"lora_config": {"rank": "many"}}, "lora_config.rank: "),
+    (32, {"lora_config": {"rank": 8, "train_mlp": False, "train_attn": False}}, "train_unembed is taken as false"),
+    (32, {"lora_config": {"rank": 8}, "base_model": "other"}, "this service trains base, not other"),
+    (32, {"lora_config": {"rank": 8}, "optimizer_config": {"type": "dimuon"}}, "optimizer_config.type: "),
+    (0, {"lora_config": {"rank": 1}}, "this service trains all parameters (spec.service.maxRank is 0)"),
+    (0, {"lora_config": {"rank": -1}}, "create the model with rank 0"),
+    *((0, {"lora_config": {"rank": 0, part: False}}, f"{part} is false, and all parameters are trained")
+      for part in ("train_mlp", "train_attn", "train_unembed")),
+]  # fmt: skip
+"""Largest rank, what is asked for, and the reason."""
+
+
+@pytest.mark.parametrize(("most", "given", "reason"), REFUSED)
+async def test_a_model_that_the_service_does_not_train_fails_with_the_reason_and_the_next_one_is_made(
+    tmp_path: Path, most: int, given: dict[str, Any], reason: str
+) -> None:
+    async with opened(tmp_path, spec=ServiceSpec(max_rank=most), rank=min(most, 4)) as desk:
+        asked = {"session_id": desk.session, "base_model": "base"}
+        for number, params in enumerate((given, {"lora_config": {"rank": min(most, 32)}}), 1):
+            created = await desk.post("create_model", model_seq_id=number, **asked | params)
+            assert created.status == 200
+        refused = await (await desk.post("retrieve_future", request_id=f"{desk.session}:train:1:0")).json()
+        assert reason in refused["error"] and refused["category"] == "user"
+        assert not desk.service.book("anybody", f"{desk.session}:train:2").line.failed
 
 
 @pytest.mark.parametrize(
-    ("most", "lora", "reason", "right"),
+    ("given", "reason"),
     [
-        (32, {}, "a service where that is 0 trains all parameters", {"lora_config": {"rank": 32}}),
-        (32, {"lora_config": {"rank": 0}}, "rank must be from 1 to 32 (spec.service.maxRank)", {"lora_config": {"rank": 1}}),
-        (32, {"lora_config": {"rank": 33}}, "rank must be from 1 to 32 (spec.service.maxRank)", {"lora_config": {"rank": 8}}),
-        (0, {"lora_config": {"rank": 1}}, "this service trains all parameters (spec.service.maxRank is 0)", {}),
-        (0, {"lora_config": {"rank": -1}}, "create the model with rank 0", {"lora_config": {"rank": 0}}),
+        ({"base_model": "other"}, "this service trains base, not other"),
+        ({"optimizer_config": {"type": "dimuon"}}, "optimizer_config.type: "),
+        ({"optimizer": "yes, please"}, "optimizer: "),
     ],
-)  # fmt: skip
-async def test_a_model_that_the_service_does_not_train_is_refused_with_the_reason_and_the_next_one_is_made(
-    tmp_path: Path, most: int, lora: dict[str, Any], reason: str, right: dict[str, Any]
+)
+async def test_a_model_that_would_continue_a_state_otherwise_than_it_was_asked_for_fails(
+    tmp_path: Path, given: dict[str, Any], reason: str
 ) -> None:
-    async with opened(tmp_path, spec=ServiceSpec(max_rank=most), rank=min(most, 4)) as desk:
-        asked = {"session_id": desk.session, "model_seq_id": 1, "base_model": "base"}
-        refused = await desk.post("create_model", **asked, **lora)
-        assert refused.status == 400 and reason in await refused.text()
-        assert (await desk.post("create_model", **asked, **right)).status == 200
+    async with opened(tmp_path) as desk:
+        path = f"tinker://{desk.model}/weights/x"
+        await desk.save(1, SaveState(model=desk.model, seq=1, path=""), path)
+        asked = {"session_id": desk.session, "model_seq_id": 1, "path": path, "optimizer": True}
+        assert (await desk.post("load_weights", **asked | given)).status == 200
+        refused = await (await desk.post("retrieve_future", request_id=f"{desk.session}:train:1:0")).json()
+        assert reason in refused["error"]
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "reason"),
+    [
+        ("optim_step", {"optimizer_params": {"type": "dimuon", "learning_rate": 0.1, "beta1": 0.9}}, ".type: "),
+        ("load_weights", {"path": "x" * 5000, "optimizer": True}, "path: "),
+        ("load_weights", {"path": "x", "optimizer_config": {"type": "dimuon"}}, "optimizer_config.type: "),
+    ],
+)
+async def test_what_a_model_cannot_do_fails_its_own_future_and_the_next_request_has_a_turn(
+    tmp_path: Path, call: str, given: dict[str, Any], reason: str
+) -> None:
+    async with opened(tmp_path) as desk:
+        asked = await desk.post(call, model_id=desk.model, seq_id=1, **given)
+        assert asked.status == 200, await asked.text()
+        await desk.save(2, SaveState(model=desk.model, seq=2, path=""), f"tinker://{desk.model}/weights/x")
+        refused = await (await desk.post("retrieve_future", request_id=f"{desk.model}:1")).json()
+        assert reason in refused["error"]
 
 
 async def test_a_second_model_of_which_all_parameters_would_be_trained_is_refused_until_the_first_one_has_ended(

@@ -81,8 +81,10 @@ def adapters(engine: Any, model: str = "a") -> Tensors:
     return {name: tensor.detach().clone() for name, tensor in engine.adapters(model)[1]}
 
 
-def follow(engine: Any, works: Sequence[ForwardBackward | OptimStep]) -> tuple[Tensors, list[Any], Tensors]:
-    create(engine)
+def follow(
+    engine: Any, works: Sequence[ForwardBackward | OptimStep], **changes: Any
+) -> tuple[Tensors, list[Any], Tensors]:
+    create(engine, **changes)
     return adapters(engine), [do(engine, work) for work in works], adapters(engine)
 
 
@@ -90,9 +92,23 @@ def follow(engine: Any, works: Sequence[ForwardBackward | OptimStep]) -> tuple[T
 def test_the_numbers_of_a_client_are_those_of_plain_torch(model: Path, tmp_path: Path, layout: str) -> None:
     if layout == "EP2":
         model = make_model(tmp_path / "experts", "qwen3_moe", tied=False)
-    start, found, end = on_ranks(service(model, **LAYOUTS[layout]), partial(follow, works=WORK))
+    require_numbers_of_torch(model, *on_ranks(service(model, **LAYOUTS[layout]), partial(follow, works=WORK)))
+
+
+@pytest.mark.parametrize(("left_out", "matrices"), [("mlp", "qkvo"), ("attention", ("gate", "up", "down"))])
+def test_a_client_that_leaves_out_attention_or_mlp_trains_the_other_one_alone(
+    model: Path, left_out: str, matrices: Sequence[str]
+) -> None:
+    changes: dict[str, Any] = {left_out: False}
+    start, found, end = on_ranks(service(model, tensor=2), partial(follow, works=WORK[:4], **changes))
+    assert {name.split(".")[-3] for name in end} == {f"{matrix}_proj" for matrix in matrices}
+    require_numbers_of_torch(model, start, found, end)
+
+
+def require_numbers_of_torch(model: Path, start: Tensors, found: list[Any], end: Tensors) -> None:
+    """Of work in WORK. `start`, `end`: adapters before and after it."""
     oracle = Oracle(model, start, RANK)
-    for work, (metrics, log_probs) in zip(WORK, found, strict=True):
+    for work, (metrics, log_probs) in zip(WORK, found, strict=False):
         if isinstance(work, OptimStep):
             assert metrics == {"grad_norm:mean": pytest.approx(oracle.step(work), rel=3e-6)}
         else:

@@ -78,20 +78,22 @@ class GatewayService:
         self._session(client, session)
         await self._end(session)
 
-    async def create(self, client: str, created: CreateModel, start: str = "", optimizer: bool = False) -> None:
+    async def create(
+        self, client: str, created: CreateModel, start: str = "", optimizer: bool = False, why: str = ""
+    ) -> None:
         """A new model, which begins with the state that clients know as `start`, if that is given. A model that is there already is the same request.
-        Raises UnknownError for its session."""
+        `why`: it fails with this reason. Raises UnknownError for its session."""
         async with self._creating:  # a client that repeats its request may not wait for the answer
             self.hear(client, session_of(created.model))
             if created.model not in self.books:
-                self.books[created.model] = await self._created(created, start, optimizer)
+                self.books[created.model] = await self._created(created, start, optimizer, why)
         self.desk.changed()
 
-    async def _created(self, created: CreateModel, start: str, optimizer: bool) -> Book:
+    async def _created(self, created: CreateModel, start: str, optimizer: bool, unfit: str) -> Book:
         first = Asked.of(created)
         line = RequestLine(created.model, first.body, self.find(created.model, start), optimizer)
         first.body = b""  # the line has it
-        why = self._no_room(self.names.sessions[session_of(created.model)].client)
+        why = unfit or self._no_room(self.names.sessions[session_of(created.model)].client)
         if why:
             return Book.refused(line, first, WorkFailure(message=why))
         if start and not line.start:
@@ -238,7 +240,7 @@ class GatewayService:
                 stem = directory.rpartition("/")[0] + "/"
                 await self._remove_unused(*await self.names.replace_old(stem, KEPT_UNNAMED))
             return
-        made = creation(book)
+        made = creation_of(book)
         trained = made.rank, made.mlp, made.attention
         saved = SavedModel(book.line.model, session.client, directory, time.time(), *trained, _expiry(entry.ttl))
         former = self.names.saved.get(name)
@@ -308,7 +310,7 @@ def _not_failed(books: list[Book]) -> list[Book]:
     return [book for book in books if not book.line.failed]
 
 
-def creation(book: Book) -> CreateModel:
+def creation_of(book: Book) -> CreateModel:
     """How a model was created."""
     created = decode_work(book.line.creation)
     assert isinstance(created, CreateModel), "request 0"

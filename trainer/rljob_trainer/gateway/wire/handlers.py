@@ -13,7 +13,7 @@ from pydantic import Field
 from rljob_trainer.gateway.completions import number_of, queue_named, queue_of
 from rljob_trainer.gateway.registry import SavedModel, sampler_name, session_of
 from rljob_trainer.gateway.samples import Samples
-from rljob_trainer.gateway.service import KEPT_UNNAMED, GatewayService, UnknownError, creation, seed_of
+from rljob_trainer.gateway.service import KEPT_UNNAMED, GatewayService, UnknownError, creation_of, seed_of
 from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.content import PLAIN, encoding_of
 from rljob_trainer.gateway.wire.requests import (
@@ -110,7 +110,7 @@ class ListingRoutes:
 
     def _run(self, client: str, run: str) -> dict[str, Any]:
         saved = [s for s in self._service.saved_by(client).values() if s.model == run]
-        rank = saved[0].rank if saved else creation(self._service.book(client, run)).rank
+        rank = saved[0].rank if saved else creation_of(self._service.book(client, run)).rank
         described = {"training_run_id": run, "base_model": self._base, "model_owner": client}
         session = self._service.names.sessions.get(session_of(run))
         heard = time.time() - (time.monotonic() - session.heard) if session else 0.0

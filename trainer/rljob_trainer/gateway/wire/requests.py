@@ -55,6 +55,16 @@ class OfSession(ClientRequest):
     session_id: ClientText
 
 
+class NewModel(OfSession):
+    model_seq_id: Count
+
+
+class OptimizerConfig(ClientRequest):
+    """Of a model. Other optimizers than AdamW would have parameters of their own."""
+
+    type: Literal["adamw"] = "adamw"
+
+
 class LoraConfig(ClientRequest):
     rank: int
     seed: int | None = None
@@ -63,10 +73,12 @@ class LoraConfig(ClientRequest):
     train_attn: bool = True
 
 
-class NewModel(OfSession):
-    model_seq_id: Count
+class ModelParams(ClientRequest):
+    """The rest of a new model: what is wrong with it fails the model, and not its submission."""
+
     base_model: ClientText
     lora_config: LoraConfig | None = None
+    optimizer_config: OptimizerConfig = OptimizerConfig()
 
 
 class OfModel(ClientRequest):
@@ -84,6 +96,8 @@ class AdamParams(ClientRequest):
     eps: Annotated[FiniteNumber, Field(ge=SMALLEST_EPSILON)] = 1e-12
     weight_decay: Annotated[FiniteNumber, Field(ge=0)] = 0.0
     grad_clip_norm: Annotated[FiniteNumber, Field(ge=0)] = 0.0
+    type: Literal["adamw"] = "adamw"
+    """Other optimizers' parameters have a type."""
 
 
 class OptimStepParams(ClientRequest):
@@ -92,7 +106,7 @@ class OptimStepParams(ClientRequest):
     adam_params: AdamParams = Field(validation_alias=AliasChoices("adam_params", "optimizer_params"))
 
     def work(self, model: str, seq: int) -> OptimStep:
-        return OptimStep(model=model, seq=seq, **self.adam_params.model_dump())
+        return OptimStep(model=model, seq=seq, **self.adam_params.model_dump(exclude={"type"}))
 
 
 Ttl = Annotated[int, Field(ge=LEAST_TTL, le=MOST_TTL)]
@@ -127,15 +141,23 @@ class SaveWeightsExternal(SaveWeights):
     """Nothing is encrypted."""
 
 
-class LoadWeights(ClientRequest):
-    """Of a new model (session_id, model_seq_id), or of one that is there (model_id, seq_id)."""
+class LoadTarget(ClientRequest):
+    """A new model (session_id, model_seq_id), or one that is there (model_id, seq_id)."""
 
-    path: ClientText
-    optimizer: bool = False
     session_id: ClientText | None = None
     model_seq_id: Count | None = None
     model_id: ClientText | None = None
     seq_id: Seq | None = None
+
+
+class LoadParams(ClientRequest):
+    """What is loaded into it."""
+
+    path: ClientText
+    optimizer: bool = False
+    base_model: ClientText | None = None
+    """None: that of the state."""
+    optimizer_config: OptimizerConfig | None = None
 
 
 class CreateSamplingSession(OfSession):

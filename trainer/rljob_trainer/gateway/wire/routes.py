@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from rljob_api.type_errors import first_problem
 from rljob_trainer.gateway.clients import BusyError, Keys
 from rljob_trainer.gateway.samples import Samples
-from rljob_trainer.gateway.service import GatewayService, UnknownError, creation, seed_of
+from rljob_trainer.gateway.service import GatewayService, UnknownError, creation_of, seed_of
 from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.bodies import Pass, beginning
 from rljob_trainer.gateway.wire.content import PLAIN, SMALL, received
+from rljob_trainer.gateway.wire.creation import NOTICE, creation, other_base, why_not
 from rljob_trainer.gateway.wire.downloads import Downloads
 from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes, of_rank
 from rljob_trainer.gateway.wire.requests import (
@@ -38,13 +39,6 @@ LOST = (
 FLAGS = {"proto_compress_fwdbwd": True, "sample_use_retrieve_futures": True}
 """What clients do beyond their defaults: compress their passes, to a fourth or fifth, and ask for what is complete of all of a sampler's samples at
 once, in place of holding a connection for each."""
-NOTICE = "adapters of the output layer are not served, since servers could not score prompts with them: train_unembed is taken as false"
-"""What the SDK logs when a session begins, since it asks for these unless a script says otherwise."""
-ADAPTERS_ALONE = (
-    "lora_config.rank must be from 1 to {} (spec.service.maxRank): a service where that is 0 trains all parameters"
-)
-"""To a model without lora_config, or of rank 0, by which the SDK can ask for it, too."""
-ALL_ALONE = "this service trains all parameters (spec.service.maxRank is 0), so it has no adapters: create the model with rank 0"
 LATER_FLAGS = {"sample_cancel_enabled": True}
 """Those that clients ask for again and again: say so when nobody waits for a sample any more."""
 
@@ -163,31 +157,37 @@ class Routes:
 
     async def _create_model(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.NewModel)
-        model, lora = f"{asked.session_id}:train:{asked.model_seq_id}", asked.lora_config
-        if asked.base_model != self._base:
-            return bodies.refused(400, f"this service trains {self._base}, not {asked.base_model}")
-        why = _unfit(lora.rank if lora else 0, self._spec.max_rank)
-        if why:
-            return bodies.refused(400, why)
-        await self._service.create(client, _creation(model, lora))
+        params = await read_rest(request, requests.ModelParams)
+        model = f"{asked.session_id}:train:{asked.model_seq_id}"
+        why = why_not(params, self._base, self._spec.max_rank)
+        await self._service.create(client, creation(model, params), why=why)
         return _future(model, 0)
 
     async def _load_weights(self, client: str, request: web.Request) -> RouteAnswer:
-        asked = await read(request, requests.LoadWeights)
-        if asked.model_id is not None and asked.seq_id is not None:
-            load = work.LoadState(model=asked.model_id, seq=asked.seq_id, path=asked.path, optimizer=asked.optimizer)
-            return await self._ask(client, load)
-        model = f"{asked.session_id}:train:{asked.model_seq_id}"
-        saved = self._service.named(client, asked.path)
+        target = await read(request, requests.LoadTarget)
+        params = await read_rest(request, requests.LoadParams)
+        if target.model_id is not None and target.seq_id is not None:
+            return await self._ask(
+                client, _loading(target.model_id, target.seq_id, params), target.model_id, target.seq_id
+            )
+        model = f"{target.session_id}:train:{target.model_seq_id}"
+        if isinstance(params, WorkFailure):
+            await self._service.create(client, creation(model, params), why=params.message)
+        else:
+            await self._create_from(client, model, params)
+        return _future(model, 0)
+
+    async def _create_from(self, client: str, model: str, params: requests.LoadParams) -> None:
+        saved = self._service.named(client, params.path)
         created = work.CreateModel(
             model=model, seq=0, rank=saved.rank, seed=seed_of(model), mlp=saved.mlp, attention=saved.attention
         )
-        await self._service.create(client, created, asked.path, asked.optimizer)
-        return _future(model, 0)
+        why = other_base(params.base_model or self._base, self._base)
+        await self._service.create(client, created, params.path, params.optimizer, why)
 
     async def _info(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.OfModel)
-        made = creation(self._service.book(client, asked.model_id))
+        made = creation_of(self._service.book(client, asked.model_id))
         described = {"model_id": asked.model_id, **of_rank(made.rank), "model_name": self._base}
         data = {"arch": "", "model_name": self._base, "tokenizer_id": self._base}
         return described | {"type": "get_info", "model_data": data, "optimizer_config": {"type": "adamw"}}
@@ -294,19 +294,10 @@ class Routes:
         return bodies.of_request(entry.kind, result, names)
 
 
-def _unfit(rank: int, most: int) -> str | None:
-    """Why no model of this rank is trained here. `most`: spec.service.maxRank."""
-    if not most:
-        return ALL_ALONE if rank else None
-    return None if 0 < rank <= most else ADAPTERS_ALONE.format(most)
-
-
-def _creation(model: str, lora: requests.LoraConfig | None) -> work.CreateModel:
-    if lora is None or not lora.rank:
-        return work.CreateModel(model=model, seq=0, rank=0, seed=0)
-    seed = seed_of(model) if lora.seed is None else lora.seed % 2**31
-    trained = {"mlp": lora.train_mlp, "attention": lora.train_attn}
-    return work.CreateModel(model=model, seq=0, rank=lora.rank, seed=seed, **trained)
+def _loading(model: str, seq: int, params: requests.LoadParams | WorkFailure) -> work.LoadState | WorkFailure:
+    if isinstance(params, WorkFailure):
+        return params
+    return work.LoadState(model=model, seq=seq, path=params.path, optimizer=params.optimizer)
 
 
 def _too_large(size: int) -> str:
