@@ -53,7 +53,7 @@ def test_samples_are_sorted_by_reward_and_hostile_texts_stay_texts(tmp_path: Pat
         "age 2",
         "reward 0.5",
         "3 images",
-        "<|image_pad|> \u00d7 642 + 3?",
+        "(<|image_pad|> \u00d7 64)2 + 3?",
         "trainer differs by 0.25, at most 0.5",
         "cut off yes",
         "unknown",

@@ -56,7 +56,7 @@ function facts(segment, who, step) {
   const logProbs = named(segment).map(([, logProb]) => logProb).filter(Number.isFinite), apart = differences(segment).map(Math.abs);
   if (logProbs.length) known.push(`mean log-probability ${shown(mean(logProbs))}`);
   if (apart.length) known.push(`trainer differs by ${shown(mean(apart))}, at most ${shown(apart.reduce((a, b) => Math.max(a, b)))}`);
-  if (Array.isArray(segment.images)) known.push(`${segment.images.length} images`);
+  if (Array.isArray(segment.images)) known.push(segment.images.length === 1 ? "1 image" : `${segment.images.length} images`);
   if (typeof segment.reward === "number") known.push(`reward ${shown(segment.reward)}`);
   return known;
 }
@@ -112,7 +112,7 @@ function token(pair, shade) {
 }
 
 function plain(text) {
-  const short = text.replaceAll(REPEATED, (all, one) => `${one} \u00D7 ${all.length / one.length}`), nodes = [];
+  const short = text.replaceAll(REPEATED, (all, one) => `(${one} \u00D7 ${all.length / one.length})`), nodes = [];
   let at = 0;
   for (const [begin, end] of calls(short)) {
     nodes.push(short.slice(at, begin), element("span", { class: "call" }, short.slice(begin, end)));
