@@ -242,6 +242,8 @@ REFUSED = {
     "kimi_linear": _BRIDGE,
     "kimi_k3": _BRIDGE,
     "glm5_next": _BRIDGE,
+    "minimax": _BRIDGE,
+    "deepseek_v4": Refusal("megatron-core 0.19.2 has neither its compressed attention nor its hyper-connections"),
 }
 """By `model_type`. Others are no family because nobody has tried them."""
 
