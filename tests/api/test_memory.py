@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from api.sized import GIB, QWEN_1_5B, gpu_spec
+from api.sized import GIB, MOE, QWEN_1_5B, gpu_spec
 from api.specs import make_spec
 from rljob_api.sizing.host import HostMemory, host_memory
 from rljob_api.sizing.memory import (
@@ -18,7 +18,7 @@ from rljob_api.sizing.memory import (
 )
 from rljob_api.sizing.replica import COLOCATED_BUCKET
 from rljob_api.sizing.shape import NOMINAL, Shape
-from rljob_api.sizing.stage import UPDATING
+from rljob_api.sizing.stage import UPDATING, stages
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LoraSpec
 
@@ -316,6 +316,31 @@ def test_a_reference_that_is_the_base_of_adapters_takes_nothing_of_the_host() ->
     found = host_memory(spec, QWEN_1_5B)
     learnt = QWEN_1_5B.adapters(spec.model.lora) * QWEN_1_5B.layers if spec.model.lora else 0
     assert (found.offloaded, found.reference, found.checkpoint) == (0, 0, 14 * learnt)
+
+
+def test_a_draft_that_learns_is_whole_on_every_rank() -> None:
+    """A draft for Qwen3-8B with 32,000 tokens: 16 bytes of a parameter."""
+    speculation = {"method": "eagle3", "draft": "/data/draft", "tokens": 3}
+    learns = speculation | {"learningRate": 1e-4}
+    kept, learnt = (trainer_memory(gpu_spec(rollout={"speculation": s}), NOMINAL) for s in (speculation, learns))
+    attention, feed_forward = 4096 * 128 * (3 * 32 + 4 * 8), 3 * 4096 * 12288
+    parameters = attention + feed_forward + 3 * 4096**2 + 32_000 * 4096
+    assert learnt.total - kept.total == 16 * parameters
+
+
+@pytest.mark.parametrize(("pipeline", "embeddings"), [(1, 0), (2, 1)])
+def test_a_layer_for_multi_token_prediction_is_one_more_of_the_last_stage_with_its_logits(
+    pipeline: int, embeddings: int
+) -> None:
+    given = {"trainer": {"parallelism": {"pipeline": pipeline}}}
+    model = {"path": "/data/model", "dtype": "bfloat16"}
+    plain, further = (
+        stages(gpu_spec(model=model | more, **given), MOE)[-1] for more in ({}, {"multiTokenPrediction": True})
+    )
+    layer = MOE.outside(1, 0) + MOE.mixed + 2 * 64**2 + embeddings * MOE.embedding
+    more = further.networks[0].gradients - plain.networks[0].gradients
+    assert (more, further.logits) == (4 * layer, 2 * plain.logits)
+    assert further.activations > plain.activations
 
 
 def test_a_critic_takes_turns_with_the_policy() -> None:

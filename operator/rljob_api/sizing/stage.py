@@ -18,7 +18,10 @@ With b bytes of a parameter, P the rank's own parameters, d the ranks that share
     vision tower
         whole on every rank; what spec.model.freeze names has weights alone. Activations as if every token were of an image, none of a frozen tower
     logits
-        of the last stage: (b + 4) bytes x tokens x vocabulary / t, kept and in float32; of tokens in the loss, which may be all
+        of the last stage: (b + 4) bytes x tokens x vocabulary / t, kept and in float32; of tokens in the loss, which may be all; twice with a layer
+        for multi-token prediction, which is one more layer of the last stage, with a copy of the embedding where that is another one
+    draft
+        EAGLE-3, whole on every rank in float32: 16 bytes of a parameter with gradient and moments
 
 What the checkpoints of a job take on their volume.
 
@@ -44,6 +47,9 @@ FLOAT = 4
 
 UPDATING = 2**26
 """Bytes of pinned host memory through which gradients and weights of a rank pass with `offload.update` (the trainer's compat/host_adam.py)."""
+
+DRAFT_VOCABULARY = 32_000
+"""Tokens of many published drafts, which have the most frequent ones. The number in their directory is not read here."""
 
 Part = Literal["parameters", "gradients", "optimizer"]
 
@@ -96,6 +102,8 @@ class StageLayers:
     """Layers with experts."""
     plain: float
     """Layers without."""
+    further: int = 0
+    """Of them, those for multi-token prediction."""
 
     @property
     def layers(self) -> float:
@@ -135,9 +143,20 @@ def shares(spec: RLJobSpec, shape: Shape, role: str = names.ROLE_TRAINER) -> lis
         cut = split(shape.layers, lay.pipeline, lay.virtual_pipeline, spec.ranks_of(role).transformer_config)
     except Unsplit:
         equal = (shape.layers - plain) / lay.pipeline, plain / lay.pipeline
-        return [StageLayers(stage, *equal) for stage in sorted({0, lay.pipeline - 1})]
-    counts = zip(cut.stages, cut.leading(plain), strict=True)
-    return [StageLayers(stage, layers - first, first) for stage, (layers, first) in enumerate(counts)]
+        found = [StageLayers(stage, *equal) for stage in sorted({0, lay.pipeline - 1})]
+    else:
+        counts = zip(cut.stages, cut.leading(plain), strict=True)
+        found = [StageLayers(stage, layers - first, first) for stage, (layers, first) in enumerate(counts)]
+    if spec.model.multi_token_prediction and role == names.ROLE_TRAINER:
+        found[-1] = _with_further_layer(found[-1], shape)
+    return found
+
+
+def _with_further_layer(last: StageLayers, shape: Shape) -> StageLayers:
+    """The last stage with the layer for multi-token prediction, which is like the last one before it."""
+    if shape.experts:
+        return replace(last, mixed=last.mixed + 1, further=1)
+    return replace(last, plain=last.plain + 1, further=1)
 
 
 def fullest(spec: RLJobSpec, shape: Shape, role: str = names.ROLE_TRAINER) -> list[StageLayers]:
@@ -171,7 +190,7 @@ def passes(spec: RLJobSpec, shape: Shape, share: StageLayers, role: str) -> tupl
     forward = layer + (share.layers if shared else 1) * chosen
     last = share.stage == lay.pipeline - 1
     logits = (width + FLOAT) * tokens * _outputs(spec, shape, lay) / lay.tensor if last else 0.0
-    return forward, activations, logits
+    return forward, activations, logits * (1 + share.further)
 
 
 def _outputs(spec: RLJobSpec, shape: Shape, lay: Layout) -> float:
@@ -180,10 +199,13 @@ def _outputs(spec: RLJobSpec, shape: Shape, lay: Layout) -> float:
 
 
 def own_parameters(shape: Shape, lay: Layout, share: StageLayers) -> tuple[float, float]:
-    """A rank's dense parameters and its experts'. A tied output layer is a second copy of the embedding when stages are apart."""
+    """A rank's dense parameters and its experts'. A tied output layer is a second copy of the embedding when stages are apart, and the layer for
+    multi-token prediction has one then; it also joins two vectors of the model's width."""
     ends = (share.stage == 0) + (share.stage == lay.pipeline - 1)
     tables = 1 if shape.tied and lay.pipeline == 1 else ends
-    dense = (shape.outside(share.mixed, share.plain) + tables * shape.embedding) / lay.tensor
+    tables += share.further * (lay.pipeline > 1)
+    joined = share.further * 2 * shape.hidden**2
+    dense = (shape.outside(share.mixed, share.plain) + tables * shape.embedding + joined) / lay.tensor
     return dense, share.mixed * shape.mixed / (lay.expert * lay.expert_tensor)
 
 
@@ -248,8 +270,19 @@ def _networks(spec: RLJobSpec, shape: Shape, share: StageLayers) -> list[ModelBy
         networks.append(_offloaded(whole, spec.critic.offload, width))
     if spec.has_reference and not spec.reference.offload and names.ROLE_REFERENCE not in spec.gangs:
         networks.append(ModelBytes(weights, 0.0, 0.0, Offload()))
+    if spec.rollout.speculation and spec.rollout.speculation.learns:
+        draft = FLOAT * _draft(shape)
+        networks.append(ModelBytes(draft, draft, 2 * draft, Offload()))
     scorers = [r.model for r in spec.rewards if r.model and not r.model.processes_per_node]
     return networks + [ModelBytes(weights, 0.0, 0.0, Offload(parameters=scorer.offload)) for scorer in scorers]
+
+
+def _draft(shape: Shape) -> float:
+    """Parameters of an EAGLE-3 draft for a policy of this shape: a dense layer that reads two vectors, what joins three hidden states, and an output
+    layer."""
+    attention = shape.hidden * shape.head * (3 * shape.heads + 4 * shape.groups)
+    feed_forward = 3 * shape.hidden * (shape.feed_forward or 4 * shape.hidden)
+    return attention + feed_forward + 3 * shape.hidden**2 + min(shape.vocabulary, DRAFT_VOCABULARY) * shape.hidden
 
 
 def _offloaded(network: ModelBytes, offload: Offload, width: int) -> ModelBytes:
