@@ -49,6 +49,7 @@ FAMILIES = {
             rotations=("default", "yarn"),
             adapters=ADAPTED,
             guesses=("eagle3", "ngram"),
+            guesses_on_gpus=("eagle3", "ngram"),
             tools="hermes",
         ),
         Family(
@@ -121,6 +122,7 @@ FAMILIES = {
             adapters=ATTENTION,
             multi_token=True,
             guesses=("mtp",),
+            guesses_on_gpus=("mtp",),
             values={"n_shared_experts": (1,), "norm_topk_prob": (True,)},
             tools="glm45",
         ),

@@ -56,7 +56,9 @@ class Family:
     multi_token: bool = False
     """Its layer for multi-token prediction can be trained."""
     guesses: tuple[Method, ...] = ()
-    """What its servers may guess tokens by: with each they drew from the policy in tests/trainer/server/test_speculation.py."""
+    """What its servers may guess tokens by on CPUs: with each they drew from the policy in tests/trainer/server/test_speculation.py."""
+    guesses_on_gpus: tuple[Method, ...] = ()
+    """The same on GPUs, in benchmarks/guesses.py."""
     whole_experts: bool = False
     """Experts are not cut over ranks: `expertTensor` is 1."""
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -70,6 +72,9 @@ class Family:
     reasoning: str = ""
     """vLLM's parser of reasoning, where all of its models reason: config.json does not say whether one does, and a parser that expects reasoning
     takes a whole answer for it."""
+
+    def guesses_on(self, device: DeviceType) -> tuple[Method, ...]:
+        return self.guesses if device == "cpu" else self.guesses_on_gpus
 
     @property
     def unadapted(self) -> str:

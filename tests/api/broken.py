@@ -128,14 +128,6 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"rollout": GUESSING, "model": {"lora": {"rank": 8, "sync": "adapters"}}}, "spec.rollout.speculation"),
     ({"rollout": GUESSING, "data": {"imageKey": "images"}}, "spec.rollout.speculation"),
     (
-        {
-            "rollout": {"speculation": {"method": "mtp"}},
-            "model": {"multiTokenPrediction": True},
-            "trainer": {"device": "gpu"},
-        },
-        "spec.rollout.speculation",
-    ),
-    (
         {"rollout": COLOCATED | {"speculation": {"method": "eagle3", "draft": "/draft"}}},
         "spec.rollout.speculation",
     ),

@@ -18,7 +18,7 @@ def broken(spec: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def of_model(config: dict[str, Any], **sections: Any) -> list[tuple[str, str, str]]:
-    found = model_violations(make_spec(trainer={"device": "cpu"}, **sections), config)
+    found = model_violations(make_spec(**{"trainer": {"device": "cpu"}} | sections), config)
     return [(v.field, v.rule, v.fix) for v in found]
 
 
@@ -105,24 +105,34 @@ def test_the_layer_is_trained_where_it_is_proven_and_there_is_exactly_one() -> N
         assert (M, rule, "set false") in of_model(config, **job)
 
 
-PROVEN = {"mtp": ["glm4_moe", "deepseek_v3"], "eagle3": ["qwen3"], "ngram": ["qwen3"]}
-"""By tests/trainer/server/test_speculation.py."""
+PROVEN = {
+    ("cpu", "mtp"): ["glm4_moe", "deepseek_v3"],
+    ("cpu", "eagle3"): ["qwen3"],
+    ("cpu", "ngram"): ["qwen3"],
+    ("gpu", "mtp"): ["glm4_moe"],
+    ("gpu", "eagle3"): ["qwen3"],
+    ("gpu", "ngram"): ["qwen3"],
+}
+"""By tests/trainer/server/test_speculation.py and benchmarks/guesses.py."""
 
 
-@pytest.mark.parametrize("method", PROVEN)
-def test_a_family_s_servers_guess_by_methods_that_are_proven_with_it(method: str) -> None:
+@pytest.mark.parametrize(("device", "method"), PROVEN)
+def test_a_family_s_servers_guess_by_methods_that_are_proven_with_it(device: str, method: str) -> None:
     speculation = {"method": method} | ({"draft": "/draft"} if method == "eagle3" else {})
     job = {"rollout": {"speculation": speculation}, "model": {"path": "/m", "multiTokenPrediction": method == "mtp"}}
+    assert broken(raw_spec(trainer={"device": device}, **job)) == []
     refused = {
         kind: rule
         for kind in FAMILIES
-        for field, *rule in of_model({"model_type": kind, "num_nextn_predict_layers": 1}, **job)
+        for field, *rule in of_model(
+            {"model_type": kind, "num_nextn_predict_layers": 1}, trainer={"device": device}, **job
+        )
         if field == f"{S}.method"
     }
-    assert [kind for kind in FAMILIES if kind not in refused] == PROVEN[method]
+    assert [kind for kind in FAMILIES if kind not in refused] == PROVEN[device, method]
     assert refused["glm4"] == [
-        "nothing shows that servers of glm4 draw from the policy with such guesses",
-        f"use one of {', '.join(PROVEN[method])}, or another method",
+        f"nothing shows that servers of glm4 on a {device} draw from the policy with such guesses",
+        f"use one of {', '.join(PROVEN[device, method])}, or another method",
     ]
 
 
@@ -134,15 +144,3 @@ def test_a_colocated_server_does_not_guess_by_weights_that_it_gives_up(method: s
     assert broken(raw_spec(model=model, rollout=rollout | {"speculation": {"method": "ngram"}})) == []
     ((field, rule),) = broken(raw_spec(model=model, rollout=rollout | {"speculation": speculation}))
     assert (field, rule.split(",")[0]) == (S, "a colocated server gives up the memory of all weights while it sleeps")
-
-
-def test_servers_on_gpus_do_not_guess_by_the_policys_own_layer_until_it_is_shown() -> None:
-    model = {"path": "/m", "multiTokenPrediction": True}
-    job = raw_spec(model=model, trainer={"device": "gpu"}, rollout={"speculation": {"method": "mtp"}})
-    rule = "nothing shows yet that servers on GPUs draw from the policy when its own layer guesses: vLLM has other code there"
-    assert broken(job) == [(S, rule)]
-
-
-@pytest.mark.parametrize("guessing", [{"method": "ngram"}, {"method": "eagle3", "draft": "/draft"}])
-def test_servers_on_gpus_guess_by_the_methods_that_were_shown_there(guessing: dict[str, Any]) -> None:
-    assert not broken(raw_spec(rollout={"speculation": guessing}, trainer={"device": "gpu"}))

@@ -33,10 +33,6 @@ WITHOUT = {
     "responses to prompts with images are proven without guesses only": present("data.imageKey"),
     "a colocated server gives up the memory of all weights while it sleeps, and guesses by a model are proven without that only": COLOCATED
     & ~METHOD.equals("ngram"),
-    "nothing shows yet that servers on GPUs draw from the policy when its own layer guesses: vLLM has other code there": field(
-        "trainer.device"
-    ).equals("gpu")
-    & METHOD.equals("mtp"),
 }
 """What servers that guess cannot do, and when a job needs it."""
 
@@ -149,11 +145,11 @@ def multi_token_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[
 def speculation_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Against the model's config.json."""
     yield from multi_token_violations(spec, config)
-    speculation, family = spec.rollout.speculation, family_of(config)
-    if not speculation or not family or speculation.method in family.guesses:
+    speculation, family, device = spec.rollout.speculation, family_of(config), spec.trainer.device
+    if not speculation or not family or speculation.method in family.guesses_on(device):
         return
-    able = ", ".join(f.model_type for f in FAMILIES.values() if speculation.method in f.guesses)
-    rule = f"nothing shows that servers of {family.model_type} draw from the policy with such guesses"
+    able = ", ".join(f.model_type for f in FAMILIES.values() if speculation.method in f.guesses_on(device))
+    rule = f"nothing shows that servers of {family.model_type} on a {device} draw from the policy with such guesses"
     yield Violation(f"spec.{SPECULATION}.method", speculation.method, rule, f"use one of {able}, or another method")
 
 

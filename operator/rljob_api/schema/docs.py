@@ -147,10 +147,16 @@ def _family(f: Family) -> str:
         "yes" if f.vision else "no",
         ", ".join(f.rotations),
         ", ".join(name for name, there in variants.items() if there),
-        ", ".join(f"`{method}`" for method in METHODS if method in f.guesses) or "no",
+        ", ".join(_guesses(f)) or "no",
         f"`{f.tools}`" if f.tools else "none",
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _guesses(f: Family) -> Iterator[str]:
+    for method in METHODS:
+        if method in f.guesses:
+            yield f"`{method}`" + ("" if method in f.guesses_on_gpus else " on CPU")
 
 
 def _adapters(f: Family) -> str:

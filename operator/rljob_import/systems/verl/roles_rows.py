@@ -160,7 +160,10 @@ ROLLOUT_ROWS = (
     lacks(f"{ROLLOUT}logprobs_mode", "log-probabilities are those that tokens were drawn with", "processed_logprobs"),
     lacks(f"{ROLLOUT}quantization_config_file", "rollout.vllmArgs.quantization names one of vLLM's own ways", ""),
     lacks(f"{ROLLOUT}qat.enable", "weights are not quantised"),
-    lacks(f"{ROLLOUT}mtp.enable", "rollout.speculation.method: mtp is refused on GPUs until it is proven there"),
+    lacks(
+        f"{ROLLOUT}mtp.enable",
+        "set rollout.speculation.method: mtp where it is wanted: on GPUs it is proven for GLM-4.5 only",
+    ),
     read(f"{ROLLOUT}over_sample_rate", "train.overSampling", 0, text="1 / (1 - it)"),
     implied(f"{ROLLOUT}max_model_len", "is maxPromptTokens + maxTokens"),
     implied(f"{ROLLOUT}prompt_length", "is data.maxPromptTokens"),
