@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,11 +17,18 @@ from trainer.rank.test_ahead import SECONDS, Run, manifest
 pytestmark = pytest.mark.slow
 
 
-def test_a_job_trains_with_the_servers_of_all_its_pods_and_leaves_none_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "trainer",
+    [{"nodes": 2, "parallelism": {"tensor": 2}}, {"processesPerNode": 2, "parallelism": {"pipeline": 2}}],
+    ids=["a copy over two pods", "a stage of each rank of a pod"],
+)
+def test_a_job_trains_with_the_servers_of_all_its_pods_and_leaves_none_behind(
+    tmp_path: Path, trainer: dict[str, Any]
+) -> None:
     job, run = manifest(), Run(tmp_path)
     job["spec"] |= {"algorithm": {}, "rollout": {"placement": "colocated"}}
     job["spec"]["rollout"] |= {"sampling": {"maxTokens": 1}}
-    job["spec"]["trainer"] |= {"nodes": 2, "parallelism": {"tensor": 2}}
+    job["spec"]["trainer"] |= trainer
     job["spec"]["train"] |= {"staleness": 0, "steps": 3, "batches": {}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     assert run.start().wait(SECONDS) == 0
