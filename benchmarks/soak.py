@@ -243,8 +243,8 @@ def resident() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.soak", description=__doc__)
-    for name, default in (("seconds", 3600), ("faults", 50), ("seed", 0)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in (("--seconds", 3600), ("--faults", 50), ("--seed", 0)):
+        parser.add_argument(name, type=int, default=default)
     args = parser.parse_args()
     jobs, grown = asyncio.run(soak(args.seconds, args.faults, args.seed))
     wrong = False
