@@ -64,6 +64,15 @@ def claimed(job: Job) -> set[str]:
     return {uid for number, own in by_claim(job).items() if number is not None for uid in own}
 
 
+def assert_kept_in(lab: Lab, job: Job) -> None:
+    """NetworkPolicies are the job's alone, which select its pods by their labels, and no pod has a token."""
+    policies = lab.kube.list("networkpolicy")
+    assert {policy["metadata"]["ownerReferences"][0]["kind"] for policy in policies} == {"RLJob"}
+    for pod in job.pods(names.sandbox_role(0)):
+        assert pod["metadata"]["labels"][names.LABEL_SANDBOX] == "true"
+        assert pod["spec"]["automountServiceAccountToken"] is False
+
+
 def test_programs_run_in_pods_of_the_pool_which_are_given_back_and_replaced(empty_lab: Lab, job: Job) -> None:
     job.wait_for_step(2, timeout=SECONDS)
     step = job.status().progress.step
@@ -76,6 +85,7 @@ def test_programs_run_in_pods_of_the_pool_which_are_given_back_and_replaced(empt
 
     wait_for("three more steps", all_used, SECONDS, describe=job.describe)
     assert not before & claimed(job), "24 trajectories have used all of them"
+    assert_kept_in(empty_lab, job)
     boxed.assert_programs_ran(empty_lab, job)
     status = job.status()
     assert status.attempt and (status.attempt.number, status.restarts.total) == (1, 0)
