@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec, raw_spec
+from rljob_api.family import DeviceType
 from rljob_api.rules import validate
 from rljob_api.rules.exact import FAMILIES
 from rljob_api.rules.model import model_violations
@@ -20,7 +21,6 @@ def exact(**sections: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("sections", "field", "rule"),
     [
-        ({"trainer": {"device": "gpu"}}, E, "spec.trainer.device: whole jobs have shown equal bits on CPUs only"),
         ({"trainer": {"nodes": 2, "parallelism": {"tensor": 2}}}, E, "spec.trainer.parallelism.tensor: sums over"),
         ({"trainer": {"nodes": 2, "parallelism": {"context": 2}}}, E, "spec.trainer.parallelism.context: sums over"),
         ({"trainer": {"nodes": 2, "parallelism": {"pipeline": 2}}}, E, "spec.trainer.parallelism.pipeline: it has"),
@@ -41,19 +41,50 @@ def test_what_is_not_equal_is_refused_by_name(sections: dict[str, Any], field: s
     assert any(where == field and said.startswith(rule) for where, said in found), found
 
 
+def on_gpu(**sections: Any) -> dict[str, Any]:
+    """A job whose bits were equal."""
+    given = {"model": {"path": "/m", "dtype": "bfloat16"}} | sections
+    return exact(trainer={"device": "gpu"} | given.pop("trainer", {}), **given)
+
+
+@pytest.mark.parametrize(
+    ("sections", "rule"),
+    [
+        ({"trainer": {"nodes": 2}}, "spec.trainer.nodes: it has been shown on GPUs with one rank only"),
+        ({"trainer": {"processesPerNode": 2}}, "spec.trainer.processesPerNode: it has been shown on GPUs with one"),
+        ({"model": {"path": "/m", "dtype": "float32"}}, "spec.model.dtype: it has been shown on GPUs for bfloat16"),
+        ({"rollout": {"sampling": {"temperature": 0.7, "maxTokens": 8}}}, "spec.rollout.sampling.temperature: it has"),
+        (
+            {"rollout": {"vllmArgs": {"enable-prefix-caching": True}}},
+            "spec.rollout.vllmArgs.enable-prefix-caching: it has been shown on GPUs without",
+        ),
+    ],
+)
+def test_what_gpus_have_not_shown_is_refused_there_by_name(sections: dict[str, Any], rule: str) -> None:
+    assert not validate(on_gpu(), "job").violations
+    found = [(v.field, v.rule) for v in validate(on_gpu(**sections), "job").violations]
+    assert any(where == E and said.startswith(rule) for where, said in found), found
+    elsewhere = on_gpu(**sections)
+    elsewhere["trainer"]["device"] = "cpu"
+    assert not validate(elsewhere, "job").violations
+
+
 def test_what_chooses_no_kernel_is_allowed() -> None:
     given = exact(trainer={"nodes": 2}, rollout={"vllmArgs": {"max-num-seqs": 8, "enable-prefix-caching": False}})
     assert not validate(given, "job").violations
 
 
-def test_families_and_rotations_that_are_not_shown_are_refused() -> None:
-    spec = make_spec(trainer={"device": "cpu"}, rollout={"exact": True})
+@pytest.mark.parametrize("device", FAMILIES)
+def test_families_and_rotations_that_are_not_shown_are_refused(device: DeviceType) -> None:
+    spec = make_spec(trainer={"device": device}, rollout={"exact": True}, model={"path": "/m", "dtype": "bfloat16"})
     scaled = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     refused: list[dict[str, Any]] = [
         {"model_type": "mixtral"},
         {"model_type": "llama", "rope_parameters": scaled | {"original_max_position_embeddings": 8192}},
+        {"model_type": "qwen2", "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
     ]
     for config in refused:
         assert E in [v.field for v in model_violations(spec, config)], config
-    for family in FAMILIES:
-        assert E not in [v.field for v in model_violations(spec, {"model_type": family})]
+    for family in FAMILIES["cpu"]:
+        broken = E in [v.field for v in model_violations(spec, {"model_type": family})]
+        assert broken == (family not in FAMILIES[device])

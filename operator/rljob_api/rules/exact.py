@@ -9,10 +9,8 @@ from rljob_api.rules.engine import Check, Violation
 from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import as_written
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""Whose every operation has a kernel in megatron/exact of the trainer."""
-DEVICES: tuple[DeviceType, ...] = ("cpu",)
-"""On which whole jobs have shown equal bits."""
+FAMILIES: dict[DeviceType, tuple[str, ...]] = {"cpu": ("llama", "qwen2", "qwen3"), "gpu": ("qwen2",)}
+"""With which whole jobs have shown equal bits. Every operation of all of them has a kernel in megatron/exact of the trainer."""
 ARGUMENTS = (
     "enable-prefix-caching",
     "gpu-memory-utilization",
@@ -28,7 +26,8 @@ FIX = "set false, or change it"
 def object_violations(spec: RLJobSpec) -> Iterator[Violation]:
     if not spec.rollout.exact:
         return
-    for place, wrong, rule in _unequal(spec):
+    on_gpus = unshown_on_gpus(spec) if spec.trainer.device == "gpu" else ()
+    for place, wrong, rule in (*_unequal(spec), *on_gpus):
         if wrong:
             yield Violation("spec.rollout.exact", "true", f"spec.{place}: {rule}", FIX)
     for place, given, allowed in (
@@ -44,7 +43,6 @@ def _unequal(spec: RLJobSpec) -> Iterator[tuple[str, Any, str]]:
     """(field, whether it has a value that is not exact, why)"""
     parallelism, rollout = spec.trainer.parallelism, spec.rollout
     order = "sums over several ranks are rounded in another order than in a server"
-    yield "trainer.device", spec.trainer.device not in DEVICES, "whole jobs have shown equal bits on CPUs only"
     yield "trainer.parallelism.tensor", parallelism.tensor > 1, order
     yield "trainer.parallelism.context", parallelism.context > 1, order
     yield "trainer.parallelism.pipeline", parallelism.pipeline > 1, "it has been shown with one stage only"
@@ -59,14 +57,28 @@ def _unequal(spec: RLJobSpec) -> Iterator[tuple[str, Any, str]]:
     yield "model.multiTokenPrediction", spec.model.multi_token_prediction, "it has been shown without this layer only"
 
 
+def unshown_on_gpus(spec: RLJobSpec) -> Iterator[tuple[str, Any, str]]:
+    """Likewise, of what has been shown on CPUs only."""
+    trainer, rollout = spec.trainer, spec.rollout
+    ranks = "it has been shown on GPUs with one rank only"
+    yield "trainer.nodes", trainer.nodes > 1, ranks
+    yield "trainer.processesPerNode", trainer.processes_per_node > 1, ranks
+    yield "model.dtype", spec.model.dtype != "bfloat16", "it has been shown on GPUs for bfloat16 only"
+    temperature = rollout.sampling.temperature
+    yield "rollout.sampling.temperature", temperature != 1, "it has been shown on GPUs for temperature 1 only"
+    cached = rollout.vllm_args.get("enable-prefix-caching")
+    yield "rollout.vllmArgs.enable-prefix-caching", cached, "it has been shown on GPUs without cached prefixes only"
+
+
 def exact_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Of the model's config.json."""
     family = family_of(config)
     if not spec.rollout.exact or family is None:
         return
-    if family.model_type not in FAMILIES:
-        rule = f"nothing shows that servers and ranks compute {family.model_type} with equal bits"
-        yield Violation("spec.rollout.exact", "true", rule, f"set false, or use one of {', '.join(FAMILIES)}")
+    device = spec.trainer.device
+    if family.model_type not in FAMILIES[device]:
+        rule = f"nothing shows that servers and ranks on a {device} compute {family.model_type} with equal bits"
+        yield Violation("spec.rollout.exact", "true", rule, f"set false, or use one of {', '.join(FAMILIES[device])}")
     rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rotation.get("rope_type", "default") if isinstance(rotation, dict) else "default"
     if kind != "default":

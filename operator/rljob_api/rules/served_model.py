@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.families import FAMILIES, family_of, has_latent_attention, has_sparse_attention, rope_of
+from rljob_api.family import DeviceType
 from rljob_api.indexers import SHARED, indexers_of
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.widths import feed_forward, heads_of, undivided
@@ -16,6 +17,8 @@ LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """vLLM's environment variable that allows more positions than the model's config.json has."""
 CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """Those of DeepSeek and Kimi."""
+SHARED_INDEXERS_ON: tuple[DeviceType, ...] = ()
+"""Where vLLM has generated as is trained with layers that take the choice of others' indexers."""
 LANGUAGE = "save its language model as a directory of its own, with transformers' AutoModelForCausalLM"
 ELSE = "set spec.task to sft, dpo or pretrain"
 
@@ -71,7 +74,8 @@ def _state_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def _indexer_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """What was compared has an indexer in every layer."""
-    if config.get("num_hidden_layers") and SHARED in indexers_of(config):
+    shown = spec.trainer.device in SHARED_INDEXERS_ON
+    if not shown and config.get("num_hidden_layers") and SHARED in indexers_of(config):
         rule = "nothing shows that vLLM generates as it is trained where layers take the choice of others' indexers"
         yield Violation("spec.model.path", spec.model.path, rule, ELSE)
 
