@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from rljob_api.spec.service import ServiceSpec
+from rljob_trainer.gateway.service import GatewayService
+from rljob_trainer.wire.gateway import decode_result
 from rljob_trainer.wire.service import SaveState
 from trainer.gateway.test_routes import opened
 
@@ -76,6 +78,17 @@ async def test_what_a_model_cannot_do_fails_its_own_future_and_the_next_request_
         await desk.save(2, SaveState(model=desk.model, seq=2, path=""), f"tinker://{desk.model}/weights/x")
         refused = await (await desk.post("retrieve_future", request_id=f"{desk.model}:1")).json()
         assert reason in refused["error"]
+
+
+async def test_a_client_hears_why_a_model_was_refused_from_a_gateway_that_was_started_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as desk:
+        asked = {"session_id": desk.session, "model_seq_id": 1, "base_model": "base", "lora_config": {"rank": 64}}
+        assert (await desk.post("create_model", **asked)).status == 200
+    service = GatewayService(ServiceSpec(), tmp_path)
+    found = await service.book("anybody", f"{desk.session}:train:1").result(0, 1.0)
+    assert found and "rank must be from 1 to 32" in str(decode_result(found))
+    await service.close_session("anybody", desk.session)
+    assert not any(service.files.models.iterdir())
 
 
 async def test_a_second_model_of_which_all_parameters_would_be_trained_is_refused_until_the_first_one_has_ended(

@@ -20,9 +20,10 @@ MOST_ANSWERS = 64 * 2**20
 class Book:
     """One model. What changes it is on the disk before it counts."""
 
-    def __init__(self, line: RequestLine, journal: Journal | None) -> None:
-        """`journal`: None for a model of which nothing is kept, since it was refused."""
-        self.line, self._journal = line, journal
+    def __init__(self, line: RequestLine, journal: Journal) -> None:
+        self.line = line
+        self._journal: Journal | None = journal
+        """None once the model is gone."""
         self._writing = asyncio.Lock()
         self._answered = dict[int, asyncio.Event]()
         """By request: whoever waits for its result. A model has thousands, so that each result wakes those alone."""
@@ -34,18 +35,17 @@ class Book:
         """Whether its session has ended: what the ranks still do for it does not count."""
 
     @staticmethod
-    async def create(path: Path, line: RequestLine, first: Asked, check: Callable[[], None]) -> "Book":
-        """A new model, whose creation is request 0. `check`: see Journal."""
+    async def create(
+        path: Path, line: RequestLine, first: Asked, check: Callable[[], None], why: WorkFailure | None = None
+    ) -> "Book":
+        """A new model, whose creation is request 0. `check`: see Journal; `why`: it is refused, and all of its requests fail with that."""
         journal = await asyncio.to_thread(Journal, path, check)
-        await asyncio.to_thread(journal.append, _created(line), _asked(0, first))
+        refusal = [_failed(encode(why))] if why else []
+        await asyncio.to_thread(journal.append, _created(line), _asked(0, first), *refusal)
         line.accept(0, first)
+        if why:
+            line.fail(encode(why))
         return Book(line, journal)
-
-    @staticmethod
-    def refused(line: RequestLine, first: Asked, why: WorkFailure) -> "Book":
-        """A model that there is no room for: all of its requests fail with the reason."""
-        line.entries[0], line.failed = first, encode(why)
-        return Book(line, None)
 
     @staticmethod
     def restore(path: Path, check: Callable[[], None]) -> "Book | None":
@@ -162,6 +162,10 @@ def _found(seq: int, directory: str) -> JournalRecord:
     return JournalRecord({"kind": "found", "seq": seq, "directory": directory})
 
 
+def _failed(why: bytes) -> JournalRecord:
+    return JournalRecord({"kind": "failed"}, why)
+
+
 def _records(line: RequestLine) -> Iterable[JournalRecord]:
     """What a journal has to hold now."""
     yield _created(line)
@@ -174,7 +178,7 @@ def _records(line: RequestLine) -> Iterable[JournalRecord]:
         if entry.result is not None:
             yield JournalRecord({"kind": "answered", "seq": seq}, entry.result)
     if line.failed:
-        yield JournalRecord({"kind": "failed"}, line.failed)
+        yield _failed(line.failed)
 
 
 def _line(records: Iterable[JournalRecord]) -> RequestLine:

@@ -90,15 +90,14 @@ class GatewayService:
         self.desk.changed()
 
     async def _created(self, created: CreateModel, start: str, optimizer: bool, unfit: str) -> Book:
-        first = Asked.of(created)
-        line = RequestLine(created.model, first.body, self.find(created.model, start), optimizer)
-        first.body = b""  # the line has it
+        first, directory = Asked.of(created), self.find(created.model, start)
         why = unfit or self._no_room(self.names.sessions[session_of(created.model)].client)
-        if why:
-            return Book.refused(line, first, WorkFailure(message=why))
-        if start and not line.start:
-            return Book.refused(line, first, WorkFailure(message=f"there is no {start}"))
-        return await Book.create(self.files.journal(line.model), line, first, self.claim.check)
+        if start and not directory:
+            why = why or f"there is no {start}"
+        line = RequestLine(created.model, first.body, "" if why else directory, optimizer)
+        first.body = b""  # the line has it
+        failure = WorkFailure(message=why) if why else None
+        return await Book.create(self.files.journal(line.model), line, first, self.claim.check, failure)
 
     def _no_room(self, client: str) -> str | None:
         """Why this client gets no further model."""
