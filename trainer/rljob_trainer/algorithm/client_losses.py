@@ -12,7 +12,7 @@ gspo                 ppo with s = exp(mean over the sequence of log p - logprobs
 `low` and `high` are bounds of the ratio, numbers in the loss's configuration or columns of the data.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,17 +114,18 @@ def loss_of(work: ForwardBackward, vocabulary: int) -> ClientLoss:
     return chosen
 
 
+@torch.no_grad()
 def total(chosen: ClientLoss, work: ForwardBackward, log_probs: tuple[np.ndarray, ...]) -> float:
     """The loss of the work, from the log-probabilities of its targets: the same whatever layout measured them."""
-    return sum(_of_datum(chosen, work.config, *pair) for pair in zip(work.data, log_probs, strict=True))
+    columns = {name: _joined([datum.columns[name] for datum in work.data]) for name in work.data[0].columns}
+    sizes = torch.tensor([values.size for values in log_probs])
+    sequences = Sequences(torch.arange(len(sizes)).repeat_interleave(sizes), len(sizes))
+    return float(chosen.function(_joined(log_probs), columns, work.config, sequences).sum())
 
 
-@torch.no_grad()
-def _of_datum(chosen: ClientLoss, config: Config, datum: Datum, log_probs: np.ndarray) -> float:
-    predicted = torch.from_numpy(log_probs).reshape(len(datum.tokens), -1).double()
-    columns = {name: torch.tensor(c).reshape(predicted.shape).double() for name, c in datum.columns.items()}
-    sequences = Sequences(torch.zeros(len(predicted), dtype=torch.long), 1)
-    return float(chosen.function(predicted, columns, config, sequences).sum())
+def _joined(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+    """Those of all data, one after another: [values, 1] float64."""
+    return torch.from_numpy(np.concatenate([values.ravel() for values in arrays])).double()[:, None]
 
 
 def _wrong(datum: Datum, chosen: ClientLoss, vocabulary: int) -> Iterator[str]:
