@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rljob_api.spec.service import ServiceSpec
+from rljob_trainer.gateway import service
 from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.wire.gateway import decode_result
 from rljob_trainer.wire.service import SaveState
@@ -39,6 +40,19 @@ async def test_a_model_that_the_service_does_not_train_fails_with_the_reason_and
         refused = await (await desk.post("retrieve_future", request_id=f"{desk.session}:train:1:0")).json()
         assert reason in refused["error"] and refused["category"] == "user"
         assert not desk.service.book("anybody", f"{desk.session}:train:2").line.failed
+
+
+async def test_models_that_failed_are_bounded_for_each_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MOST_FAILED", 2)
+    async with opened(tmp_path) as desk:
+        unfit, fit = {"base_model": "other"}, {"base_model": "base"}
+        asked = {"session_id": desk.session, "lora_config": {"rank": 4}}
+        make = [
+            await desk.post("create_model", model_seq_id=n, **asked | m) for n, m in enumerate((unfit, unfit, fit), 1)
+        ]
+        assert [answer.status for answer in make] == [200, 200, 429]
+        assert (await desk.post("create_model", model_seq_id=1, **asked | unfit)).status == 200, "the same request"
+        assert len(desk.service.books) == 3, "with the one that was there"
 
 
 @pytest.mark.parametrize(

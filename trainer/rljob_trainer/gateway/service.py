@@ -22,6 +22,8 @@ from rljob_trainer.wire.service import CreateModel, Work, WorkFailure
 GRACE_SECONDS = 600.0
 """For this long a result can be fetched again."""
 MOST_SESSIONS = 10_000
+MOST_FAILED = 100
+"""Models of a session that have failed. They are kept until it ends, so that their client hears why."""
 KEPT_UNNAMED = 2
 """Snapshots of a whole model without a path: the newest one, and the one that a client may sample from while it makes that."""
 
@@ -82,10 +84,13 @@ class GatewayService:
         self, client: str, created: CreateModel, start: str = "", optimizer: bool = False, why: str = ""
     ) -> None:
         """A new model, which begins with the state that clients know as `start`, if that is given. A model that is there already is the same request.
-        `why`: it fails with this reason. Raises UnknownError for its session."""
+        `why`: it fails with this reason. Raises UnknownError for its session, BusyError where too many of its models have failed."""
         async with self._creating:  # a client that repeats its request may not wait for the answer
-            self.hear(client, session_of(created.model))
+            session = session_of(created.model)
+            self.hear(client, session)
             if created.model not in self.books:
+                if len(self._failed(session)) >= MOST_FAILED:
+                    raise BusyError(f"{MOST_FAILED} models of session {session} have failed; begin another session")
                 self.books[created.model] = await self._created(created, start, optimizer, why)
         self.desk.changed()
 
@@ -98,6 +103,9 @@ class GatewayService:
         first.body = b""  # the line has it
         failure = WorkFailure(message=why) if why else None
         return await Book.create(self.files.journal(line.model), line, first, self.claim.check, failure)
+
+    def _failed(self, session: str) -> list[Book]:
+        return [b for b in self.books.values() if b.line.failed and session_of(b.line.model) == session]
 
     def _no_room(self, client: str) -> str | None:
         """Why this client gets no further model."""
