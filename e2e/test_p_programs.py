@@ -5,7 +5,9 @@ The model is tiny and untrained: what is learnt is to write the digit 3, twice.
 """
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 
 import pytest
 
@@ -19,7 +21,7 @@ from trainer.agents.libraries import site_packages, virtual_environment
 
 pytestmark = pytest.mark.extra
 
-ROOT, STEPS, PROMPTS, SAMPLES = "/data/programs", 30, 8, 4
+ROOT, STEPS, PROMPTS, SAMPLES = "/data/programs", 40, 8, 4
 """Two steps for each loss, and for those at a moment when nothing was at work."""
 THINKING = 1.0
 """Seconds between the turns of a trajectory, so that workers are at work nearly all the time however fast the machine is."""
@@ -171,9 +173,12 @@ def jobs(empty_lab: Lab) -> dict[str, Job]:
 
 
 def lose(lab: Lab, job: Job, role: str, metric: str) -> None:
-    """Delete pods of this role without notice, until they were at work: the metric says so. Others come."""
+    """Delete pods of this role without notice, until they were at work: the metric says so. Others come. Each time a second later in a step, since at
+    its beginning nobody is."""
+    pauses = cycle(range(6))
 
     def were_at_work() -> bool:
+        time.sleep(next(pauses))
         selector, step = names.selector(job.name, role), job.status().progress.step
         lab.kube.kubectl("delete", "pod", "-l", selector, "--grace-period=0", "--force")
         job.wait_for_step(step + 2, timeout=900)

@@ -341,6 +341,10 @@ def test_a_layer_for_multi_token_prediction_is_one_more_of_the_last_stage_with_i
     more = further.networks[0].gradients - plain.networks[0].gradients
     assert (more, further.logits) == (4 * layer, 2 * plain.logits)
     assert further.activations > plain.activations
+    with_critic = gpu_spec(
+        model=model | {"multiTokenPrediction": True}, critic={}, algorithm={"advantage": "gae"}, **given
+    )
+    assert stages(with_critic, MOE)[-1].networks[1].gradients == plain.networks[0].gradients, "a critic is without it"
 
 
 def test_a_critic_takes_turns_with_the_policy() -> None:

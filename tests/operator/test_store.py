@@ -1,17 +1,19 @@
 """What is known never goes back, whatever comes late, twice or not at all."""
 
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from rljob_api import names
+from rljob_api.policy import JobPolicy
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import PoolSpec, ReferenceSpec
 from rljob_api.status import JobStatus
 from rljob_operator.cache import cache as cache_module
-from rljob_operator.cache.cache import Cache
+from rljob_operator.cache.cache import SHORT, Cache, _first, share_texts
 from rljob_operator.cache.cluster import CAPACITY, ClusterCache
+from rljob_operator.cache.jobs import transform
 from rljob_operator.kube.api import Key, Object
 from rljob_operator.watch.events import CAPACITY_DELAY, EventHandlers
 from rljob_operator.watch.kopf_side import on_event
@@ -252,7 +254,7 @@ async def test_late_doubled_reordered_and_lost_events_only_delay(seed: int) -> N
 
 
 async def test_a_spec_that_stays_the_same_is_kept_once() -> None:
-    """Whether it is shown again with another status or by a list: it is a third of what the operator keeps of a job."""
+    """When it is shown again with another status: it is a third of what the operator keeps of a job."""
     world = World()
     world.apply()
     await world.until(state="Running")
@@ -262,6 +264,27 @@ async def test_a_spec_that_stays_the_same_is_kept_once() -> None:
     await world.turn()
     cached = world.feed.cache.jobs.get(JOB)
     assert cached and cached.value.validation.raw["image"] == "another:1"
+
+
+@pytest.mark.parametrize("value", [True, 1.0], ids=["true", "float"])
+def test_a_value_that_python_takes_for_equal_is_another_spec(value: Any) -> None:
+    def version(generation: int, of: Any) -> Object:
+        meta = {"name": "demo", "namespace": "research", "uid": "u", "resourceVersion": "1", "generation": generation}
+        return {"metadata": meta, "spec": {"rollout": {"vllmArgs": {"x": of}}}}
+
+    before = transform(version(1, 1), None, JobPolicy())
+    again, changed = (transform(version(*new), before, JobPolicy()) for new in ((1, 1), (2, value)))
+    assert again.validation is before.validation
+    assert type(changed.validation.raw["rollout"]["vllmArgs"]["x"]) is type(value)
+
+
+def test_only_short_texts_are_shared_also_as_keys() -> None:
+    long = "k" * (SHORT + 1)
+    kept = share_texts({long: [long], "a": "b" * SHORT})
+    assert kept == {long: [long], "a": "b" * SHORT}
+    before = _first.cache_info().currsize
+    share_texts({f"{long}{i}": f"{long}{i}" for i in range(5)})
+    assert _first.cache_info().currsize == before
 
 
 def test_what_is_read_is_kept_without_the_names_of_its_fields() -> None:

@@ -82,7 +82,7 @@ async def hold_writes(every: int, **changes: Any) -> Counter[str]:
     as many pods of each name. What came of the writes."""
     undisturbed = await live(World(steps=STEPS), **changes)
     expected, answers = (end(undisturbed), made(undisturbed)), Counter[str]()
-    for number in range(1, len(undisturbed.cluster.writes), every):
+    for number in range(1, len(undisturbed.cluster.writes) + 1, every):
         world = LateWorld(steps=STEPS, turns_late=TURNS_LATE, cluster=LateCluster(number))
         await live(world, **changes)
         for _ in range(TURNS_LATE + GRACE):

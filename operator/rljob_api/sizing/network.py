@@ -7,8 +7,8 @@ of their own, each of which passes on what it receives: no more leaves a node th
 tensors that it does not have: those of other pipeline stages, and with `expertParallel` experts of other workers. Of matrices that
 tensor-parallel workers divide, it receives its own slice.
 
-Sync of colocated servers: a pod that has a whole copy of the model exports it to its servers, and nothing crosses a card. Where a copy is spread over
-pods, every rank gathers the whole policy (`Exporter.tensors`), and the first of a pod passes it to the pod's servers. The
+Sync of colocated servers: where each pod has a whole copy of the model, it exports that to its servers, and nothing crosses a card. Where a copy is
+spread over pods, every rank gathers the whole policy (`Exporter.tensors`), and the first of a pod passes it to the pod's servers. The
 stages of each copy then broadcast to each other what they have, every rank its shard, so that the stages which a pod does not have reach it
 once for each of its copies. Ranks then exchange their shards, over the network only where a group of experts is larger than a pod.
 

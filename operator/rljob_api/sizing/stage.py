@@ -148,15 +148,16 @@ def shares(spec: RLJobSpec, shape: Shape, role: str = names.ROLE_TRAINER) -> lis
         counts = zip(cut.stages, cut.leading(plain), strict=True)
         found = [StageLayers(stage, layers - first, first) for stage, (layers, first) in enumerate(counts)]
     if spec.model.multi_token_prediction and role == names.ROLE_TRAINER:
-        found[-1] = _with_further_layer(found[-1], shape)
+        found[-1] = _with_further(found[-1], shape, 1)
     return found
 
 
-def _with_further_layer(last: StageLayers, shape: Shape) -> StageLayers:
-    """The last stage with the layer for multi-token prediction, which is like the last one before it."""
+def _with_further(stage: StageLayers, shape: Shape, further: int) -> StageLayers:
+    """With so many layers for multi-token prediction, which are like the last one before them."""
+    more = further - stage.further
     if shape.experts:
-        return replace(last, mixed=last.mixed + 1, further=1)
-    return replace(last, plain=last.plain + 1, further=1)
+        return replace(stage, mixed=stage.mixed + more, further=further)
+    return replace(stage, plain=stage.plain + more, further=further)
 
 
 def fullest(spec: RLJobSpec, shape: Shape, role: str = names.ROLE_TRAINER) -> list[StageLayers]:
@@ -257,11 +258,15 @@ def _in_flight(lay: Layout, stage: int) -> float:
 def _networks(spec: RLJobSpec, shape: Shape, share: StageLayers) -> list[ModelBytes]:
     """The models that share the policy's ranks. A reference in host memory takes the policy's place on the GPU, and is not counted."""
     lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
-    dense, experts = own_parameters(shape, lay, share)
     tower = shape.tower.parameters() if shape.tower else 0
     learnt = shape.tower.parameters(tuple(spec.model.freeze)) if shape.tower else 0
-    weights = width * (dense + experts + tower)
-    whole = policy = trained_network(spec, lay, width * (tower - learnt), dense + learnt, experts)
+
+    def trained(layers: StageLayers) -> ModelBytes:
+        dense, experts = own_parameters(shape, lay, layers)
+        return trained_network(spec, lay, width * (tower - learnt), dense + learnt, experts)
+
+    policy, whole = trained(share), trained(_with_further(share, shape, 0))  # only the policy predicts further
+    weights = whole.parameters
     if spec.adapters:
         adapters = shape.adapters(spec.adapters) * share.layers / lay.tensor
         policy = trained_network(spec, lay, weights, adapters, 0.0)

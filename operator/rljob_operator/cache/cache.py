@@ -234,11 +234,16 @@ def share_texts(value: Any) -> Any:
         return {_shared(key): share_texts(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [share_texts(inner) for inner in value]
-    return _shared(value) if isinstance(value, str) and len(value) <= SHORT else value
+    return _shared(value) if isinstance(value, str) else value
+
+
+def _shared(text: str) -> str:
+    """Long texts are let go with their objects: users write them, also as keys."""
+    return _first(text) if len(text) <= SHORT else text
 
 
 @lru_cache(SHARED)
-def _shared(text: str) -> str:
+def _first(text: str) -> str:
     """The equal text that came first, as long as texts of its kind are seen more often than others."""
     return text
 

@@ -112,13 +112,19 @@ def is_run_here(obj: Object) -> bool:
 
 
 def transform(obj: Object, before: CachedJob | None, policy: JobPolicy) -> CachedJob:
-    """A spec that has not changed is kept once, however many versions of the object come."""
+    """A spec that has not changed is kept once, however many versions of the object come. Its generation has to be the same, too: for Python 1 and
+    true are equal."""
     kept = strip_managed_fields(obj, "spec")
     raw = obj.get("spec") or {}
-    if before is not None and before.validation.raw == raw:
+    if before is not None and _generation(before.object) == _generation(obj) and before.validation.raw == raw:
         return CachedJob(kept | {"spec": before.validation.raw}, before.validation)
     raw = share_texts(raw)
     return CachedJob(kept | {"spec": raw}, LazyValidation(raw, obj["metadata"]["name"], policy))
+
+
+def _generation(obj: Object) -> tuple[object, object]:
+    """Which spec an object has, of which creation of its name."""
+    return obj["metadata"].get("uid"), obj["metadata"].get("generation")
 
 
 def predicate(before: CachedJob, after: CachedJob) -> bool:

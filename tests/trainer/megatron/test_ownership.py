@@ -38,9 +38,22 @@ def layouts(draw: st.DrawFn) -> list[Coordinates]:
     return places(tensor, data, stages, expert_tensor, expert, pod)
 
 
+def parts_elsewhere(found: list[Coordinates]) -> set[tuple[int, int]]:
+    """(pod, stage) without a rank of the stage, or whose first rank is of a copy, or of a group of experts, that another pod has ranks of."""
+    lacking = set()
+    for pod, stage in product({c.home for c in found}, {c.stage for c in found}):
+        of_stage = [c for c in found if c.stage == stage]
+        first = next((c for c in of_stage if c.home == pod), None)
+        together = [c for c in of_stage if first and (c.data == first.data or c.expert_data == first.expert_data)]
+        if not first or any(c.home != pod for c in together):
+            lacking.add((pod, stage))
+    return lacking
+
+
 @given(layouts())
 def test_each_pod_has_one_owner_of_every_part_and_all_who_gather_it_or_no_pod_has(found: list[Coordinates]) -> None:
     owners = ownership(found)
+    assert (owners is None) == bool(parts_elsewhere(found))
     if owners is None:
         return
     ranks = list(zip(found, owners, strict=True))

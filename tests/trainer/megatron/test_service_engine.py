@@ -92,7 +92,8 @@ def follow(
 def test_the_numbers_of_a_client_are_those_of_plain_torch(model: Path, tmp_path: Path, layout: str) -> None:
     if layout == "EP2":
         model = make_model(tmp_path / "experts", "qwen3_moe", tied=False)
-    require_numbers_of_torch(model, *on_ranks(service(model, **LAYOUTS[layout]), partial(follow, works=WORK)))
+    numbers = on_ranks(service(model, **LAYOUTS[layout]), partial(follow, works=WORK))
+    require_numbers_of_torch(model, WORK, *numbers)
 
 
 @pytest.mark.parametrize(("left_out", "matrices"), [("mlp", "qkvo"), ("attention", ("gate", "up", "down"))])
@@ -102,13 +103,15 @@ def test_a_client_that_leaves_out_attention_or_mlp_trains_the_other_one_alone(
     changes: dict[str, Any] = {left_out: False}
     start, found, end = on_ranks(service(model, tensor=2), partial(follow, works=WORK[:4], **changes))
     assert {name.split(".")[-3] for name in end} == {f"{matrix}_proj" for matrix in matrices}
-    require_numbers_of_torch(model, start, found, end)
+    require_numbers_of_torch(model, WORK[:4], start, found, end)
 
 
-def require_numbers_of_torch(model: Path, start: Tensors, found: list[Any], end: Tensors) -> None:
-    """Of work in WORK. `start`, `end`: adapters before and after it."""
+def require_numbers_of_torch(
+    model: Path, works: Sequence[ForwardBackward | OptimStep], start: Tensors, found: list[Any], end: Tensors
+) -> None:
+    """`start`, `end`: adapters before and after the work."""
     oracle = Oracle(model, start, RANK)
-    for work, (metrics, log_probs) in zip(WORK, found, strict=False):
+    for work, (metrics, log_probs) in zip(works, found, strict=True):
         if isinstance(work, OptimStep):
             assert metrics == {"grad_norm:mean": pytest.approx(oracle.step(work), rel=3e-6)}
         else:

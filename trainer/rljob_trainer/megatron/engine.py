@@ -166,7 +166,7 @@ class Engine(ModelRanks):
         `home`: the first rank of this one's pod, where servers are on its GPUs: each pod exports a whole policy from ranks of its own. Where a pod
         lacks a part of it, all ranks gather everything, and the first of each pod sends it. None: servers are in pods of their own.
         """
-        own = None if home is None else within_homes(home)
+        own = None if home is None else within_homes(home, self._parallel.device)
         if home is not None and own is None:
             return [GatherPhase(self.export(), dist.get_rank() == home)]
         first, *further = self.export_owned(own)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import NamedTuple
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
@@ -56,11 +57,12 @@ def everywhere(place: Coordinates) -> Ownership:
     return _of(place, 0, 0)
 
 
-def within_homes(home: int) -> Ownership | None:
+def within_homes(home: int, device: torch.device) -> Ownership | None:
     """This rank's, when each home is to have a whole policy from its own ranks; None on all ranks: a home lacks a part. Collective."""
-    places = [Coordinates.here(home)] * dist.get_world_size()
-    dist.all_gather_object(places, places[dist.get_rank()])
-    owners = ownership(places)
+    own = torch.tensor(Coordinates.here(home), device=device)
+    every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, own)
+    owners = ownership([Coordinates(*numbers.tolist()) for numbers in every])
     return owners[dist.get_rank()] if owners else None
 
 

@@ -68,7 +68,7 @@ class Senders:
         targets = [s for s in servers if not self.colocated or s.pod_uid in self._own]
         offered = self._ranks.gather(self._offer(phases))
         senders = [rank for rank, offer in enumerate(offered) if offer and offer["leader"] == self.leader]
-        self._plan([offer and offer["bytes"] for offer in offered], len(servers))
+        self._plan([offer["bytes"] if rank in senders else None for rank, offer in enumerate(offered)], len(targets))
         with self._publisher.update(targets) if self.leads else nullcontext() as update:
             offers = [Offer(**offered[rank]["offer"]) for rank in senders]
             opened = self._everywhere(update.open(offers) if update else None)
@@ -122,7 +122,7 @@ class Senders:
         return update.commit(version, parts, probe)
 
     def _plan(self, sizes: Sequence[int | None], servers: int) -> None:
-        """Log who sends what, when that is known and new."""
+        """Log who sends what, when that is known and new; of colocated servers, in the first pod."""
         plan = TransferPlan.of(sizes)
         if self._ranks.is_first and servers and plan.total and plan != self._planned:
             self._planned = plan
