@@ -3,7 +3,7 @@
     python -m benchmarks.drafts [--device gpu|cpu] [--layers N] [--width N] [--steps N] [--limit SECONDS] [--out FILE]
 
 The policy is that of `benchmarks.guesses`: its next token depends on the last one alone, so that a draft can learn to guess it; 28 layers as wide as
-Qwen2.5-1.5B unless told otherwise. The draft begins with random weights. Prints for each step the tokens that a pass gave, the share of first guesses
+Qwen2.5-1.5B by default. The draft begins with random weights. Prints for each step the tokens that a pass gave, the share of first guesses
 that were right, the draft's loss, seconds of generation, and the difference between the log-probabilities of trainer and server: a server that
 accepted guesses of another policy, or had another draft than it was sent, would show there. Lifts the rule that refuses such a job on GPUs.
 """
@@ -33,8 +33,8 @@ MORE = (
 def main() -> int:
     options = parser().parse_args()
     model, draft = write(options)
-    product = unproven.PRODUCT
-    ended = jobs.run(options.work, "bench-drafts", job(options, model, draft), options.steps, options.limit, product)
+    spec = job(options, model, draft)
+    ended = jobs.run(options.work, "bench-drafts", spec, options.steps, options.limit, unproven.PRODUCT)
     jobs.record(options.out, [jobs.rows_of_steps({"layers": options.layers}, ended, options.steps, MORE)])
     return ended.code
 

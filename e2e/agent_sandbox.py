@@ -1,4 +1,4 @@
-"""The controllers of kubernetes-sigs/agent-sandbox as a process beside a control plane: what its manifests would install, with the rights that they
+"""The controllers of kubernetes-sigs/agent-sandbox as a process next to a control plane: what its manifests would install, with the rights that they
 give it, without the webhook that converts between its versions."""
 
 import yaml

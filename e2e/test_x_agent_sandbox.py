@@ -25,7 +25,7 @@ def plane(empty_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     provider = empty_lab.provider
     if provider.name != "local" or not provider.environment_image:
         pytest.skip(
-            "the controllers run beside the control plane of the local cluster, and RLJOB_ENVIRONMENT_IMAGE is needed"
+            "the controllers run next to the control plane of the local cluster, and RLJOB_ENVIRONMENT_IMAGE is needed"
         )
     plane = LocalPlane(empty_lab.system, tmp_path_factory.mktemp("agent-sandbox"))
     try:

@@ -109,7 +109,7 @@ def _parts(spec: RLJobSpec, shape: Shape) -> dict[int, _Part]:
     for share in shares(spec, shape):
         ends = (share.stage == 0) + (share.stage == lay.pipeline - 1 and not shape.tied)
         tower = shape.tower.parameters() if shape.tower and share.stage == 0 else 0
-        common = shape.outside(share.mixed, share.plain) + ends * shape.embedding + tower
+        common = share.outside(shape) + ends * shape.embedding + tower
         parts[share.stage] = _Part(width * common, width * share.mixed * shape.mixed if shape.experts else 0.0)
     return parts
 

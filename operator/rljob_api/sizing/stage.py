@@ -109,6 +109,10 @@ class StageLayers:
     def layers(self) -> float:
         return self.mixed + self.plain
 
+    def outside(self, shape: Shape) -> float:
+        """Parameters outside experts, with what joins two vectors for a layer for multi-token prediction."""
+        return shape.outside(self.mixed, self.plain) + self.further * 2 * shape.hidden**2
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -201,12 +205,11 @@ def _outputs(spec: RLJobSpec, shape: Shape, lay: Layout) -> float:
 
 def own_parameters(shape: Shape, lay: Layout, share: StageLayers) -> tuple[float, float]:
     """A rank's dense parameters and its experts'. A tied output layer is a second copy of the embedding when stages are apart, and the layer for
-    multi-token prediction has one then; it also joins two vectors of the model's width."""
+    multi-token prediction has one then."""
     ends = (share.stage == 0) + (share.stage == lay.pipeline - 1)
     tables = 1 if shape.tied and lay.pipeline == 1 else ends
     tables += share.further * (lay.pipeline > 1)
-    joined = share.further * 2 * shape.hidden**2
-    dense = (shape.outside(share.mixed, share.plain) + tables * shape.embedding + joined) / lay.tensor
+    dense = (share.outside(shape) + tables * shape.embedding) / lay.tensor
     return dense, share.mixed * shape.mixed / (lay.expert * lay.expert_tensor)
 
 

@@ -142,9 +142,8 @@ def _trajectory(datum: Datum) -> Trajectory:
 def _padded(values: Array, width: int) -> torch.Tensor:
     """[N] or [N, K] -> [N, width] float32, 0 where the datum has fewer targets. Ids of tokens are exact in float32."""
     columns = values.reshape(len(values), -1).astype(np.float32)
-    return torch.from_numpy(
-        np.pad(columns, ((0, 0), (0, width - columns.shape[1]))) if columns.shape[1] < width else columns
-    )
+    missing = width - columns.shape[1]
+    return torch.from_numpy(np.pad(columns, ((0, 0), (0, missing))) if missing else columns)
 
 
 def _of_datum(log_probs: torch.Tensor, datum: Datum) -> Floats:

@@ -10,7 +10,7 @@ from megatron.bridge import AutoBridge
 from megatron.core import parallel_state as mpu
 from megatron.core.transformer.module import MegatronModule
 
-from rljob_trainer.megatron.ownership import HOME, Coordinates, Ownership, everywhere
+from rljob_trainer.megatron.ownership import Ownership, exported_once
 from rljob_trainer.wire.weights.plan import GatherPhase
 
 _VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")
@@ -46,7 +46,7 @@ class Exporter:
         Whoever owns something of the second part has nothing to do for others then (see Phase). `own`: this rank's part; None: that of an export
         of the first copy.
         """
-        own = own or everywhere(Coordinates.here(HOME))
+        own = own or exported_once()
         mine = [t for t in self._own_tasks if (own.gathers_experts if t.mapping.is_expert else own.gathers)]
         shared, experts = [t for t in mine if not _of_one_expert(t)], [t for t in mine if _of_one_expert(t)]
         return [

@@ -57,6 +57,11 @@ def everywhere(place: Coordinates) -> Ownership:
     return _of(place, 0, 0)
 
 
+def exported_once() -> Ownership:
+    """This rank's, in an export of the first copies."""
+    return everywhere(Coordinates.here(HOME))
+
+
 def within_homes(home: int, device: torch.device) -> Ownership | None:
     """This rank's, when each home is to have a whole policy from its own ranks; None on all ranks: a home lacks a part. Collective."""
     own = torch.tensor(Coordinates.here(home), device=device)

@@ -22,7 +22,7 @@ from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.lora import Adapters, Base
 from rljob_trainer.megatron.model import load_weights, require_all_weights
 from rljob_trainer.megatron.multi_token import MultiTokenLoss
-from rljob_trainer.megatron.ownership import HOME, Coordinates, Ownership, everywhere
+from rljob_trainer.megatron.ownership import Ownership, exported_once
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, provide, read_config
 from rljob_trainer.megatron.weight_files import keep_open
@@ -89,7 +89,7 @@ class ValueModel:
 
     def export_owned(self, own: Ownership | None = None) -> list[GatherPhase]:
         """Like `export`; the head is a third phase, of the first rank of the last stage. `own`: see Exporter.owned."""
-        own = own or everywhere(Coordinates.here(HOME))
+        own = own or exported_once()
         head, owns = self._head(), own.owns and mpu.is_pipeline_last_stage()
         parts = self._exporter.owned(own=own)
         return [*parts, GatherPhase(iter([(SCORE, head)]), owns, head.nbytes if owns else 0)]
