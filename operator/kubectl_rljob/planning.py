@@ -35,7 +35,8 @@ from rljob_api.sizing.replica import Arrival, RolloutHost, arrival, rollout_host
 from rljob_api.sizing.server_arguments import not_counted
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.speed import Machine, Speed, speed
-from rljob_api.sizing.stage import VolumeSpace, operations, shares, volume_space
+from rljob_api.sizing.stage import operations, shares
+from rljob_api.sizing.volume import VolumeSpace, volume_space
 from rljob_api.spec import RLJobSpec
 
 NETWORK = "8x400g"

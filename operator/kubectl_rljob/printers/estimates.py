@@ -14,7 +14,7 @@ from rljob_api.sizing.memory import CacheMemory, PhaseMemory
 from rljob_api.sizing.network import Cards, Flow
 from rljob_api.sizing.replica import Arrival, RolloutHost
 from rljob_api.sizing.speed import Speed
-from rljob_api.sizing.stage import VolumeSpace
+from rljob_api.sizing.volume import VolumeSpace
 from rljob_api.spec import RLJobSpec
 
 
