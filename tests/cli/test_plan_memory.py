@@ -84,14 +84,14 @@ def test_a_job_without_any_volume_is_told_what_the_image_has_to_hold_and_what_is
             ("checkpoint.everySteps=0", "checkpoint.exportHuggingFace=false"),
             "1 checkpoint of 106.6 GB; 106.6 GB in all",
         ),
-        (("critic={}", "algorithm={advantage: gae}"), "4 checkpoints of 213.2 GB"),
+        (("critic={}", "algorithm={advantage: gae}"), "4 checkpoints of 205.6 GB"),
         (("model.lora={rank: 8}",), "4 checkpoints of 0.2 GB"),
     ],
 )
 def test_the_space_of_the_volume_is_said(
     settings: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """14 bytes for each of 7.6 B parameters that learn, and 2 for each that is exported."""
+    """14 bytes for each of 7.6 B parameters that learn, of which a critic has no output layer, and 2 for each that is exported."""
     plan(*(word for setting in settings for word in ("--set", setting)))
     assert f"\nVolume: {line}" in capsys.readouterr().out
 

@@ -2,13 +2,14 @@
 
 What is offloaded from the GPUs or updated on the host, and copies that checkpoints are written from: of moments and float32 weights
 those that a rank has (megatron/compat/core_checkpoints.py in the trainer), and its share of the weights, which data-parallel ranks write together;
-what is updated on the host is copied only where training continues meanwhile. Not counted: what processes hold in any case (imports, buffers of
-libraries, pages of files), and pages of weights that servers read.
+what is updated on the host is copied only where training continues meanwhile; weights and moments of a draft are copied by the first rank. Not
+counted: what processes hold in any case (imports, buffers of libraries, pages of files), and pages of weights that servers read.
 """
 
 from dataclasses import dataclass
 
 from rljob_api import names
+from rljob_api.sizing import guessing
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import FLOAT, Stage, own_parameters, shares, stages
@@ -37,7 +38,7 @@ def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
     return HostMemory(
         offloaded=ranks * max(sum(n.on_host for n in s.networks) + _clients(spec, s) for s in every),
         reference=ranks * _reference(spec, shape),
-        checkpoint=ranks * max(_written(spec, s) for s in every),
+        checkpoint=ranks * max(_written(spec, s) for s in every) + 3 * FLOAT * guessing.draft(spec, shape),
     )
 
 
@@ -51,8 +52,10 @@ def _clients(spec: RLJobSpec, stage: Stage) -> float:
 
 
 def _written(spec: RLJobSpec, stage: Stage) -> float:
-    """Bytes that one rank copies for a checkpoint. In float32, where a weight is its own float32 copy, the optimizer's part of it is written too."""
-    trained, lay = [n for n in stage.networks if n.gradients], Layout.of(spec, names.ROLE_TRAINER)
+    """Bytes that one rank copies for a checkpoint, but for a draft. In float32, where a weight is its own float32 copy, the optimizer's part of it is
+    written too."""
+    trained = [n for n in stage.networks if n.gradients and not n.whole]
+    lay = Layout.of(spec, names.ROLE_TRAINER)
     width = BYTES[spec.model.dtype]
     weights = sum(n.gradients for n in trained) * width / FLOAT
     on_device = sum(n.optimizer for n in trained if not n.offload.update) * (3 / 2 if width == FLOAT else 1)

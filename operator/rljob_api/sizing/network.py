@@ -2,9 +2,9 @@
 how long that takes at least.
 
 Sync: every part of the policy has one owner among the ranks (`megatron/export.py` in the trainer): what a pipeline stage shares, the first rank of
-its first copy; experts, the first rank of their group. An owner sends its part once, through a chain of all servers in pods
-of their own, each of which passes on what it receives: no more leaves a node than the policy, however many servers there are. A worker receives no
-tensors that it does not have: those of other pipeline stages, and with `expertParallel` experts of other workers. Of matrices that
+its first copy; experts, the first rank of their group; a draft that learns, rank 0. An owner sends its part once, through a chain of all servers in
+pods of their own, each of which passes on what it receives: no more leaves a node than the policy, however many servers there are. A worker receives
+no tensors that it does not have: those of other pipeline stages, and with `expertParallel` experts of other workers. Of matrices that
 tensor-parallel workers divide, it receives its own slice.
 
 Sync of colocated servers: where each pod has a whole copy of the model, it exports that to its servers, and nothing crosses a card. Where a copy is
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rljob_api import names
+from rljob_api.sizing import guessing
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, wanted_servers
 from rljob_api.sizing.replica import layers, on_ranks, sent_per_token
 from rljob_api.sizing.shape import BYTE_EXPERTS, BYTES, Shape
@@ -111,7 +112,8 @@ def _parts(spec: RLJobSpec, shape: Shape) -> dict[int, _Part]:
         tower = shape.tower.parameters() if shape.tower and share.stage == 0 else 0
         common = share.outside(shape) + ends * shape.embedding + tower
         parts[share.stage] = _Part(width * common, width * share.mixed * shape.mixed if shape.experts else 0.0)
-    return parts
+    first = parts[0]
+    return parts | {0: first._replace(common=first.common + guessing.draft_bytes(spec, shape))}
 
 
 def sync(spec: RLJobSpec, shape: Shape) -> Flow:

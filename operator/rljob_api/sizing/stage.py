@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rljob_api import names
+from rljob_api.sizing import guessing
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.sparse_attention import attends_again, choices, is_shared, layers_kept
@@ -43,9 +44,6 @@ FLOAT = 4
 UPDATING = 2**26
 """Bytes of pinned host memory through which gradients and weights of a rank pass with `offload.update` (the trainer's compat/host_adam.py)."""
 
-DRAFT_VOCABULARY = 32_000
-"""Tokens of many published drafts, which have the most frequent ones. The number in their directory is not read here."""
-
 Part = Literal["parameters", "gradients", "optimizer"]
 
 
@@ -57,6 +55,8 @@ class ModelBytes:
     gradients: float
     optimizer: float
     offload: Offload
+    whole: bool = False
+    """Every rank has all of it, and the first one writes it."""
 
     def parts(self, *used: Part) -> dict[Part, float]:
         """Bytes on the GPU while the parts `used` are needed: these, and what is not offloaded."""
@@ -106,7 +106,7 @@ class StageLayers:
 
     def outside(self, shape: Shape) -> float:
         """Parameters outside experts, with what joins two vectors for a layer for multi-token prediction."""
-        return shape.outside(self.mixed, self.plain) + self.further * 2 * shape.hidden**2
+        return shape.outside(self.mixed, self.plain) + self.further * guessing.joining(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,19 +273,11 @@ def _networks(spec: RLJobSpec, shape: Shape, share: StageLayers) -> list[ModelBy
         networks.append(_offloaded(whole, spec.critic.offload, width))
     if spec.has_reference and not spec.reference.offload and names.ROLE_REFERENCE not in spec.gangs:
         networks.append(ModelBytes(weights, 0.0, 0.0, Offload()))
-    if spec.rollout.speculation and spec.rollout.speculation.learns:
-        draft = FLOAT * _draft(shape)
-        networks.append(ModelBytes(draft, draft, 2 * draft, Offload()))
+    draft = FLOAT * guessing.draft(spec, shape)
+    if draft:
+        networks.append(ModelBytes(draft, draft, 2 * draft, Offload(), whole=True))
     scorers = [r.model for r in spec.rewards if r.model and not r.model.processes_per_node]
     return networks + [ModelBytes(weights, 0.0, 0.0, Offload(parameters=scorer.offload)) for scorer in scorers]
-
-
-def _draft(shape: Shape) -> float:
-    """Parameters of an EAGLE-3 draft for a policy of this shape: a dense layer that reads two vectors, what joins three hidden states, and an output
-    layer."""
-    attention = shape.hidden * shape.head * (3 * shape.heads + 4 * shape.groups)
-    feed_forward = 3 * shape.hidden * (shape.feed_forward or 4 * shape.hidden)
-    return attention + feed_forward + 3 * shape.hidden**2 + min(shape.vocabulary, DRAFT_VOCABULARY) * shape.hidden
 
 
 def _offloaded(network: ModelBytes, offload: Offload, width: int) -> ModelBytes:

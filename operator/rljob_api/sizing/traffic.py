@@ -13,7 +13,8 @@ hidden size, b the bytes of an activation, t, c, e, d, p the parallel sizes. Sen
         with LoRA P are the adapters' parameters alone
     PP  activations forward and gradients backward between neighbour stages: 2 b h T/(d c), 1/t of it per rank with sequence parallelism; once for
         each virtual stage (Narayanan et al. arXiv 2104.04473 section 2.2)
-    weights  b x all parameters from rank 0 through the rollouts, one after another (a pipelined broadcast); with adapters alone, theirs
+    weights  b x all parameters from rank 0 through the rollouts, one after another (a pipelined broadcast), with those of a draft that learns; with
+        adapters alone, theirs
     columns  between rank 0 and another gang's: 8 bytes for the id of a token there, and 4 for its value back
 
 Forward passes without a backward pass (old and reference log-probabilities) add half of the TP, EP and PP bytes and a third of the CP bytes each.
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rljob_api import names
+from rljob_api.sizing import guessing
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
@@ -86,14 +88,16 @@ class TrafficBytes:
             data=updates * exchange * own * (copies - 1) / copies,
             expert_data=updates * exchange * experts * (lay.expert_copies - 1) / lay.expert_copies,
             pipeline=2 * width * shape.hidden * tokens / cut * lay.virtual_pipeline * both,
-            weights=width * _sent(spec, shape),
+            weights=_sent(spec, shape),
         )
 
 
 def _sent(spec: RLJobSpec, shape: Shape) -> float:
-    """Parameters of a sync of the rollouts. One A of several matrices is sent for each of them, which is left out here."""
-    lora = spec.model.lora
-    return shape.layers * shape.adapters(lora) if lora and lora.sync == "adapters" else shape.parameters
+    """Bytes of a sync of the rollouts. One A of several matrices is sent for each of them, which is left out here."""
+    lora, width = spec.model.lora, BYTES[spec.model.dtype]
+    if lora and lora.sync == "adapters":
+        return float(width * shape.layers * shape.adapters(lora))
+    return width * (shape.parameters + guessing.multi_token(spec, shape)) + guessing.draft_bytes(spec, shape)
 
 
 def _tokens(spec: RLJobSpec) -> float:

@@ -1,14 +1,19 @@
-"""What the checkpoints of a job take on their volume.
+"""What the checkpoints and exports of a job take on their volume.
 
-A checkpoint has the weights of all that learns, in `model.dtype`, and in float32 both Adam moments and, below float32, the main weights: 14 bytes per
-parameter in bfloat16. With LoRA the adapters alone learn. An export is the whole model in `model.dtype`.
+A checkpoint has the weights of all that learns, in `model.dtype`, and in float32 the optimizer's part of them and both Adam moments: 14 bytes per
+parameter in bfloat16, 16 in float32, the layer for multi-token prediction included. With LoRA the adapters alone learn. Of a draft it has weights and
+moments in float32. An export is the whole model in `model.dtype`, with what guesses tokens next to it.
 """
 
 from dataclasses import dataclass
 
+from rljob_api.sizing import guessing
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import FLOAT
 from rljob_api.spec import RLJobSpec
+
+STATES = 3 * FLOAT
+"""Bytes of a parameter's float32 copy and both moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +32,34 @@ class VolumeSpace:
 
 def volume_space(spec: RLJobSpec, shape: Shape) -> VolumeSpace:
     c, width = spec.checkpoint, BYTES[spec.model.dtype]
-    states = 2 * FLOAT + (FLOAT if width < FLOAT else 0)
+    of_draft = STATES * guessing.draft(spec, shape)
+    model = _policy(spec, shape)
     return VolumeSpace(
-        checkpoint=(width + states) * _learnt(spec, shape),
+        checkpoint=(width + STATES) * _learnt(spec, shape) + of_draft,
         checkpoints=0 if spec.evaluation.only else min(c.keep_last + 1, _saves(spec)),
-        export=width * shape.parameters,
+        export=width * model + guessing.draft_bytes(spec, shape),
         exports=int(c.export_hugging_face) + (c.keep_exports + 1 if c.export_every_steps else 0),
     )
 
 
 def _learnt(spec: RLJobSpec, shape: Shape) -> float:
-    """Parameters that learn: the policy's or its adapters', and a critic's."""
+    """Parameters that learn, but a draft's: the policy's or its adapters', and a critic's."""
     lora, tower = spec.adapters, shape.tower
     frozen = tower.parameters() - tower.parameters(tuple(spec.model.freeze)) if tower else 0
-    policy = shape.adapters(lora) * shape.layers if lora else shape.parameters - frozen
-    return policy + (shape.parameters if spec.critic else 0)
+    policy = shape.adapters(lora) * shape.layers if lora else _policy(spec, shape) - frozen
+    return policy + (_scoring(shape) if spec.critic else 0)
+
+
+def _policy(spec: RLJobSpec, shape: Shape) -> float:
+    """Parameters of the model that is trained, with its layer for multi-token prediction."""
+    if spec.task == "rewardModel":
+        return _scoring(shape)
+    return shape.parameters + guessing.multi_token(spec, shape)
+
+
+def _scoring(shape: Shape) -> float:
+    """Parameters of a critic or a reward model, which has a score in place of an output layer."""
+    return shape.parameters - (0 if shape.tied else shape.embedding)
 
 
 def _saves(spec: RLJobSpec) -> int:
