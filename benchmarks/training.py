@@ -1,6 +1,6 @@
 """Training speed: the product's own training phase beside bare megatron-core on the same GPU, in the same run.
 
-    python -m benchmarks.training [--gpus N] [--size NAME] [--layouts NAME,NAME] [--out FILE]
+    python -m benchmarks.training [--gpus N] [--size NAME] [--layouts NAME,NAME] [--moments bfloat16] [--out FILE]
 
 One GPU: configurations `torch` (Transformer Engine hidden from the process) and `te` where it is installed, each as a bare probe (probe.py)
 and as the product, each in a process of its own. Two GPUs: the product as TP2, PP2, DP2 and CP2; a model with experts as EP2, and the probe likewise.
@@ -29,6 +29,8 @@ from rljob_trainer.machine import free_port
 from rljob_trainer.rank import nccl
 
 STEPS = 6
+TOKENS = 16384
+"""Of a micro-batch."""
 LIMIT_SECONDS = 420
 ONE_GPU: dict[str, dict[str, int]] = {"tp1": {}}
 TWO_GPUS = {"tp2": {"tensor": 2}, "pp2": {"pipeline": 2}, "dp2": {}, "cp2": {"context": 2}}
@@ -46,10 +48,11 @@ def main() -> int:
     parser.add_argument("--size", choices=list(MODELS), default="1.5b")
     parser.add_argument("--layouts", default="", help="comma-separated")
     parser.add_argument("--only", default="", help="configurations, comma-separated")
+    parser.add_argument("--moments", default="float32", help="type in which the product keeps them")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        product(options.size, *options.worker)
+        product(options.size, options.moments, *options.worker)
         return 0
     model_of(options.size)
     rows: list[dict[str, Any]] = []
@@ -75,7 +78,8 @@ def runs(options: argparse.Namespace) -> list[tuple[list[str], dict[str, str]]]:
         if configuration == "fused":
             continue  # the product takes all of Transformer Engine where it is
         for layout in layouts:
-            worker = ["-m", "benchmarks.training", "--size", options.size, "--worker", configuration, layout]
+            given = ["--size", options.size, "--moments", options.moments]
+            worker = ["-m", "benchmarks.training", *given, "--worker", configuration, layout]
             found.append((torchrun(options.gpus) + worker, environment))
     return found
 
@@ -127,15 +131,16 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def product(size: str, configuration: str, layout: str) -> None:
+def product(size: str, moments: str, configuration: str, layout: str) -> None:
     """One rank: measure the engine on every shape; rank 0 prints."""
     import torch.distributed as dist
 
-    engine = start_engine(spec(model_of(size), layout))
+    engine = start_engine(spec(model_of(size), layout, moments=moments))
     for shape in shapes().values():
         row = measure(engine, shape, sampled, MODELS[size])
         if dist.get_rank() == 0:
-            print(json.dumps({"what": "product", "configuration": configuration, "layout": layout} | row), flush=True)
+            settings = {"configuration": configuration, "layout": layout, "moments": moments}
+            print(json.dumps({"what": "product"} | settings | row), flush=True)
     dist.destroy_process_group()
 
 
@@ -164,8 +169,8 @@ def start_engine(spec: Any) -> Any:
     return Engine(spec, lambda: None, objective_of(spec))
 
 
-def spec(model: Path, layout: str, tokens: int = 16384) -> Any:
-    """`tokens`: of a micro-batch."""
+def spec(model: Path, layout: str, tokens: int = TOKENS, moments: str = "float32") -> Any:
+    """`tokens`: of a micro-batch; `moments`: the type in which they are kept."""
     from rljob_api.spec import RLJobSpec
 
     parallelism = (ONE_GPU | TWO_GPUS | UNEVEN | EXPERTS)[layout]
@@ -175,7 +180,13 @@ def spec(model: Path, layout: str, tokens: int = 16384) -> Any:
             "model": {"path": str(model), "dtype": "bfloat16"},
             "data": {"train": ["/none"], "maxPromptTokens": 256},
             "rewards": [{"rule": "exactMatch"}],
-            "train": {"steps": 100, "promptsPerStep": 2, "samplesPerPrompt": 2, "tokensPerMicroBatch": tokens},
+            "train": {
+                "steps": 100,
+                "promptsPerStep": 2,
+                "samplesPerPrompt": 2,
+                "tokensPerMicroBatch": tokens,
+                "optimizer": {"momentsDtype": moments},
+            },
             "trainer": {
                 "processesPerNode": int(os.environ["WORLD_SIZE"]),
                 "parallelism": parallelism,

@@ -9,6 +9,7 @@ from rljob_api.rules import validate
 
 CRITIC = {"critic": {}}
 FUNCTION = {"path": "/data/algorithm.py", "function": "f"}
+UPDATED_ON_HOST = {"trainer": {"offload": {"update": True}}}
 CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}}
 
 
@@ -74,6 +75,13 @@ CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}
         ({"train": {"optimizer": {"minLearningRate": 1e-7}}}, "spec.train.optimizer.minLearningRate"),
         ({"train": {"optimizer": {"warmupSteps": 10, "decay": "linear"}}}, "spec.train.optimizer.warmupSteps"),
         ({"algorithm": {"advantage": "gae"}, "critic": {"warmupSteps": 10}}, "spec.critic.warmupSteps"),
+        ({"train": {"optimizer": {"momentsDtype": "bfloat16", "beta1": 0.995}}} | UPDATED_ON_HOST, "spec.train.optimizer.beta1"),
+        ({"train": {"optimizer": {"momentsDtype": "bfloat16", "beta2": 0.999}}} | UPDATED_ON_HOST, "spec.train.optimizer.beta2"),
+        ({"train": {"optimizer": {"momentsDtype": "bfloat16"}}, "trainer": {"device": "cpu"}}, "spec.train.optimizer.momentsDtype"),
+        ({"train": {"optimizer": {"momentsDtype": "bfloat16"}}, "trainer": {"device": "gpu"}, "model": {"dtype": "float32"}},
+         "spec.train.optimizer.momentsDtype"),
+        ({"algorithm": {"advantage": "gae"}, "critic": {"optimizer": {"momentsDtype": "bfloat16"}}, "trainer": {"device": "cpu"}},
+         "spec.critic.optimizer.momentsDtype"),
     ],
 )  # fmt: skip
 def test_each_contradiction_is_found_at_its_field(changes: dict[str, Any], field: str) -> None:
@@ -103,6 +111,8 @@ def test_each_contradiction_is_found_at_its_field(changes: dict[str, Any], field
         {"algorithm": {"dynamicSampling": {}, "overlong": {"bufferTokens": 4, "filter": True}, "clip": {"high": 0.28}}},
         {"train": {"optimizer": {"learningRate": 1e-5, "warmupSteps": 2, "decay": "cosine", "minLearningRate": 1e-6}}},
         {"rewards": [{"rule": "math", "weight": 0.5}, {"model": {"path": "/m"}}]},
+        {"train": {"optimizer": {"momentsDtype": "bfloat16", "beta2": 0.99}}} | UPDATED_ON_HOST,
+        {"train": {"optimizer": {"momentsDtype": "bfloat16"}}, "trainer": {"device": "gpu"}, "model": {"dtype": "bfloat16"}},
     ],
 )  # fmt: skip
 def test_what_belongs_together_is_accepted(changes: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from rljob_api.sizing.memory import (
 from rljob_api.sizing.replica import COLOCATED_BUCKET
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.sizing.stage import UPDATING, stages
+from rljob_api.sizing.volume import volume_space
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LoraSpec
 
@@ -267,6 +268,20 @@ def test_the_host_holds_what_leaves_the_gpus_the_reference_and_a_checkpoint_s_co
     assert host_memory(resting, QWEN_1_5B) == HostMemory(0, 0, copied), "the last checkpoint; gradients are not kept"
     alone = host_memory(gpu_spec(processes=1), QWEN_1_5B)
     assert alone.checkpoint == 14 * b
+
+
+@pytest.mark.parametrize(("dtype", "main"), [("bfloat16", 4), ("float32", 0)])
+def test_moments_in_bfloat16_take_four_bytes_less_of_a_parameter_wherever_they_are(dtype: str, main: int) -> None:
+    """`main`: bytes of a parameter's float32 copy on the GPU. On the host, and in a checkpoint of it, there is one in any case."""
+    b, width, kept = QWEN_1_5B.parameters, {"bfloat16": 2, "float32": 4}[dtype], {"momentsDtype": "bfloat16"}
+    for optimizer, moments in (({}, 8), (kept, 4)):
+        learning = {"algorithm": {"advantage": "gae"}, "critic": {"optimizer": optimizer}}
+        given = {"model": {"path": "/m", "dtype": dtype}, "train": {"steps": 1, "optimizer": optimizer}} | learning
+        on_gpu = [n.optimizer / b for n in stages(gpu_spec(processes=1, **given), QWEN_1_5B)[0].networks if n.optimizer]
+        assert on_gpu == [moments + main] * 2
+        on_host = gpu_spec(processes=1, trainer={"offload": {"update": True}}, **given)
+        assert stages(on_host, QWEN_1_5B)[0].networks[0].updated / b == moments + 4
+        assert volume_space(on_host, QWEN_1_5B).checkpoint / b == 2 * (width + moments + 4)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("bfloat16", 2), ("float32", 4)])

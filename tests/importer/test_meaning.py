@@ -35,6 +35,22 @@ def test_verl_answers_held_out_prompts_by_the_temperature_alone(sampled: str) ->
     assert greedy["sampling"].get("temperature", 0) == 0 and "samplesPerPrompt" not in greedy
 
 
+@pytest.mark.parametrize(
+    ("given", "kept", "said"),
+    [
+        ("exp_avg_dtype=bf16 {o}exp_avg_sq_dtype=bf16 {o}use_precision_aware_optimizer=True", "bfloat16", ""),
+        ("exp_avg_dtype=bf16 {o}exp_avg_sq_dtype=bf16", None, ""),
+        ("use_precision_aware_optimizer=True", None, ""),
+        ("exp_avg_dtype=fp16 {o}use_precision_aware_optimizer=True", None, "both moments are float32, or both"),
+    ],
+)
+def test_verls_moments_have_their_type_where_its_optimizer_reads_it(given: str, kept: str | None, said: str) -> None:
+    o = "actor_rollout_ref.actor.optim."
+    found = verl(f"{o}betas=[0.9,0.95] {o}{given.format(o=o)}")
+    assert yaml.safe_load(found.manifest)["spec"]["train"]["optimizer"].get("momentsDtype") == kept
+    assert said in found.report.partition("Not expressible")[2]
+
+
 def test_trinitys_critic_has_an_optimizer_of_its_own() -> None:
     tree = yaml.safe_load((HERE / "trinity/ppo-megatron.yaml").read_text())
     critic = tree["trainer"]["trainer_config"].setdefault("critic", {})

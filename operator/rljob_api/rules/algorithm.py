@@ -16,6 +16,9 @@ VALUED = ("gae", "python")
 ONLY_TAUGHT = TEACHER & size("rewards").equals(0)
 """The job has a teacher and no rewards, so that samples are not compared."""
 
+MOST_DECAY = 0.99
+"""Of a moment in bfloat16, whose numbers have 8 bits: a step that changes one by less than 1/256 leaves it as it was."""
+
 OBJECT_RULES = (
     Rule(
         "train.samplesPerPrompt",
@@ -236,6 +239,29 @@ def _schedule_violations(where: str, o: Optimizer, steps: int | None) -> Iterato
         )
 
 
+def moments_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Moments in bfloat16, of policy and critic."""
+    device, dtype = spec.trainer.device, spec.model.dtype
+    trained = [("spec.train.optimizer", spec.train.optimizer, "spec.trainer.offload.update", spec.trainer.offload)]
+    if spec.critic:
+        trained.append(
+            ("spec.critic.optimizer", spec.critic.optimizer, "spec.critic.offload.update", spec.critic.offload)
+        )
+    for where, o, update, offload in trained:
+        if o.moments_dtype == "float32":
+            continue
+        for name, decay in (("beta1", o.beta1), ("beta2", o.beta2)):
+            if decay > MOST_DECAY:
+                rule = f"with {where}.momentsDtype: bfloat16 a moment stays as it is, because it changes by less than it is rounded by"
+                yield Violation(f"{where}.{name}", f"{decay:g}", rule, f"set at most {MOST_DECAY}")
+        if spec.task == "service":
+            rule = "the moments of a service's clients are float32"
+            yield Violation(f"{where}.momentsDtype", "bfloat16", rule, "remove it")
+        elif not offload.update and (device, dtype) != ("gpu", "bfloat16"):
+            rule = f"trainer.device: {device} with model.dtype: {dtype} has such moments only where {update} is true"
+            yield Violation(f"{where}.momentsDtype", "bfloat16", rule, f"set {update}: true, or remove it")
+
+
 RULES: tuple[Check, ...] = (
     *OBJECT_RULES,
     advantage_violations,
@@ -244,4 +270,5 @@ RULES: tuple[Check, ...] = (
     sampling_violations,
     router_replay_violations,
     optimizer_violations,
+    moments_violations,
 )

@@ -148,6 +148,9 @@ _OF_OPTIMIZER = {
     "adam_beta2": "spec.train.optimizer.beta2",
     "adam_eps": "spec.train.optimizer.epsilon",
     "clip_grad": "spec.train.optimizer.clipGrad",
+    **dict.fromkeys(
+        ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype"), "spec.train.optimizer.momentsDtype"
+    ),
 }
 OWNED_TRANSFORMER_CONFIG |= {
     **dict.fromkeys(

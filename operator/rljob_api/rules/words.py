@@ -71,6 +71,7 @@ WORDS: dict[str, str] = {
     "train.optimizer.weightDecay": "wd",
     "train.optimizer.beta1": "adam_beta1 betas",
     "train.optimizer.beta2": "adam_beta2",
+    "train.optimizer.momentsDtype": "exp_avg_dtype exp_avg_sq_dtype use_precision_aware_optimizer",
     "train.optimizer.epsilon": "eps adam_eps adam_epsilon",
     "train.optimizer.clipGrad": "max_grad_norm grad_clip gradient_clipping max_norm grad_norm_clip",
     "evaluation.only": "val_only eval_only",

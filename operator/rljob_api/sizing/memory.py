@@ -119,7 +119,8 @@ def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
     lay, needs = Layout.of(spec, role), []
     for share in fullest(spec, shape, role):
         forward, activations, logits = passes(spec, shape, share, role)
-        n = trained_network(spec, lay, 0.0, *own_parameters(shape, lay, share))
+        adam = spec.critic.optimizer if spec.critic else spec.train.optimizer
+        n = trained_network(spec, lay, adam, 0.0, *own_parameters(shape, lay, share))
         if role == names.ROLE_CRITIC:
             needs.append(TrainerMemory(n.parameters, n.gradients, n.optimizer, activations, 0.0, 0.0))
         else:

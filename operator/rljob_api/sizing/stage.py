@@ -22,6 +22,8 @@ With b bytes of a parameter, P the rank's own parameters, d the ranks that share
         for multi-token prediction, which is one more layer of the last stage, with a copy of the embedding where that is another one
     draft
         EAGLE-3, whole on every rank in float32: 16 bytes of a parameter with gradient and moments
+
+With `momentsDtype: bfloat16` 4 bytes of a parameter that learns less.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,6 +39,7 @@ from rljob_api.sizing.split import Unsplit, split
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.processes import Parallelism
 from rljob_api.spec.roles import Offload, RankSettings
+from rljob_api.spec.train import Optimizer
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -259,18 +262,20 @@ def _networks(spec: RLJobSpec, shape: Shape, share: StageLayers) -> list[ModelBy
     tower = shape.tower.parameters() if shape.tower else 0
     learnt = shape.tower.parameters(tuple(spec.model.freeze)) if shape.tower else 0
 
-    def trained(layers: StageLayers) -> ModelBytes:
+    def trained(layers: StageLayers, optimizer: Optimizer) -> ModelBytes:
         dense, experts = own_parameters(shape, lay, layers)
-        return trained_network(spec, lay, width * (tower - learnt), dense + learnt, experts)
+        return trained_network(spec, lay, optimizer, width * (tower - learnt), dense + learnt, experts)
 
-    policy, whole = trained(share), trained(_with_further(share, shape, 0))  # only the policy predicts further
-    weights = whole.parameters
+    adam, alone = spec.train.optimizer, _with_further(share, shape, 0)  # only the policy predicts further
+    weights = trained(alone, adam).parameters
+    policy = trained(share, adam)
     if spec.adapters:
         adapters = shape.adapters(spec.adapters) * share.layers / lay.tensor
-        policy = trained_network(spec, lay, weights, adapters, 0.0)
-    networks = [_offloaded(policy, spec.trainer.offload, width)]
+        policy = trained_network(spec, lay, adam, weights, adapters, 0.0)
+    networks = [_offloaded(policy, spec.trainer.offload, adam, width)]
     if spec.critic and not spec.critic.processes_per_node:
-        networks.append(_offloaded(whole, spec.critic.offload, width))
+        c = spec.critic
+        networks.append(_offloaded(trained(alone, c.optimizer), c.offload, c.optimizer, width))
     if spec.has_reference and not spec.reference.offload and names.ROLE_REFERENCE not in spec.gangs:
         networks.append(ModelBytes(weights, 0.0, 0.0, Offload()))
     draft = FLOAT * guessing.draft(spec, shape)
@@ -280,16 +285,21 @@ def _networks(spec: RLJobSpec, shape: Shape, share: StageLayers) -> list[ModelBy
     return networks + [ModelBytes(weights, 0.0, 0.0, Offload(parameters=scorer.offload)) for scorer in scorers]
 
 
-def _offloaded(network: ModelBytes, offload: Offload, width: int) -> ModelBytes:
+def _offloaded(network: ModelBytes, offload: Offload, adam: Optimizer, width: int) -> ModelBytes:
     """On the host a weight of float32, too, has a copy."""
-    copied = offload.update and width == FLOAT
-    return replace(network, offload=offload, optimizer=network.optimizer * (3 / 2 if copied else 1))
+    copies = FLOAT / adam.moments_bytes if offload.update and width == FLOAT else 0
+    return replace(network, offload=offload, optimizer=network.optimizer * (1 + copies))
 
 
-def trained_network(spec: RLJobSpec, lay: Layout, frozen: float, dense: float, experts: float) -> ModelBytes:
+def trained_network(
+    spec: RLJobSpec, lay: Layout, adam: Optimizer, frozen: float, dense: float, experts: float
+) -> ModelBytes:
     """A model with these numbers of parameters that learn; `frozen`: bytes of those that do not."""
-    width = BYTES[spec.model.dtype]
-    state = 2 * FLOAT + (FLOAT if width < FLOAT else 0)
-    optimizer = state * (dense / (lay.data * lay.context) + experts / lay.expert_copies)
-    own = dense + experts
-    return ModelBytes(frozen + width * own, FLOAT * own, optimizer, Offload())
+    width, own = BYTES[spec.model.dtype], dense + experts
+    states = _states(adam, width) * (dense / (lay.data * lay.context) + experts / lay.expert_copies)
+    return ModelBytes(frozen + width * own, FLOAT * own, states, Offload())
+
+
+def _states(adam: Optimizer, width: int) -> int:
+    """Bytes of a parameter's moments and, below float32, its main weight."""
+    return adam.moments_bytes + (FLOAT if width < FLOAT else 0)

@@ -1,8 +1,8 @@
 """What the checkpoints and exports of a job take on their volume.
 
 A checkpoint has the weights of all that learns, in `model.dtype`, and in float32 the optimizer's part of them and both Adam moments: 14 bytes per
-parameter in bfloat16, 16 in float32, the layer for multi-token prediction included. With LoRA the adapters alone learn. Of a draft it has weights and
-moments in float32. An export is the whole model in `model.dtype`, with what guesses tokens next to it.
+parameter in bfloat16, 16 in float32, 4 less with `momentsDtype: bfloat16`, the layer for multi-token prediction included. With LoRA the adapters alone
+learn. Of a draft it has weights and moments in float32. An export is the whole model in `model.dtype`, with what guesses tokens next to it.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,7 @@ from rljob_api.sizing import guessing
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import FLOAT
 from rljob_api.spec import RLJobSpec
-
-STATES = 3 * FLOAT
-"""Bytes of a parameter's float32 copy and both moments."""
+from rljob_api.spec.train import Optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +30,11 @@ class VolumeSpace:
 
 def volume_space(spec: RLJobSpec, shape: Shape) -> VolumeSpace:
     c, width = spec.checkpoint, BYTES[spec.model.dtype]
-    of_draft = STATES * guessing.draft(spec, shape)
+    of_draft = 3 * FLOAT * guessing.draft(spec, shape)
+    of_critic = _saved(spec.critic.optimizer, width) * _scoring(shape) if spec.critic else 0
     model = _policy(spec, shape)
     return VolumeSpace(
-        checkpoint=(width + STATES) * _learnt(spec, shape) + of_draft,
+        checkpoint=_saved(spec.train.optimizer, width) * _learnt(spec, shape) + of_critic + of_draft,
         checkpoints=0 if spec.evaluation.only else min(c.keep_last + 1, _saves(spec)),
         export=width * model + guessing.draft_bytes(spec, shape),
         exports=int(c.export_hugging_face) + (c.keep_exports + 1 if c.export_every_steps else 0),
@@ -43,11 +42,15 @@ def volume_space(spec: RLJobSpec, shape: Shape) -> VolumeSpace:
 
 
 def _learnt(spec: RLJobSpec, shape: Shape) -> float:
-    """Parameters that learn, but a draft's: the policy's or its adapters', and a critic's."""
+    """Parameters of the policy that learn, or of its adapters."""
     lora, tower = spec.adapters, shape.tower
     frozen = tower.parameters() - tower.parameters(tuple(spec.model.freeze)) if tower else 0
-    policy = shape.adapters(lora) * shape.layers if lora else _policy(spec, shape) - frozen
-    return policy + (_scoring(shape) if spec.critic else 0)
+    return shape.adapters(lora) * shape.layers if lora else _policy(spec, shape) - frozen
+
+
+def _saved(adam: Optimizer, width: int) -> int:
+    """Bytes of a parameter: its weight, the float32 copy and both moments."""
+    return width + FLOAT + adam.moments_bytes
 
 
 def _policy(spec: RLJobSpec, shape: Shape) -> float:

@@ -36,6 +36,14 @@ class Optimizer(Model):
     """Decay of the second moment."""
     epsilon: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
+    moments_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which both moments are kept. `bfloat16`: 4 bytes per parameter less, and rounded in each step."""
+
+    @property
+    def moments_bytes(self) -> int:
+        """Of a parameter."""
+        return 8 if self.moments_dtype == "float32" else 4
+
     clip_grad: NonNegativeFloat = 1.0
     """Largest global norm of the gradient; 0 does not clip."""
 

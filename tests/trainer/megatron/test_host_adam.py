@@ -68,6 +68,31 @@ def test_parameters_without_a_gradient_and_pieces_of_a_parameter_are_updated_as_
     assert [float(host.state[p]["step"]) for p in ours] == [3.0, 3.0, 0.0]
 
 
+def test_moments_in_bfloat16_are_the_nearest_to_those_that_a_step_computes(
+    megatron: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against AdamW (Loshchilov and Hutter, arXiv 1711.05101, algorithm 2) in float64, from the moments of the step before."""
+    monkeypatch.setattr("rljob_trainer.megatron.compat.host_adam.MOST", 16)
+    rate, (b1, b2), epsilon, decay = 0.01, (0.9, 0.95), 1e-8, 0.1
+    weights = torch.linspace(-2, 2, 41, dtype=torch.bfloat16)
+    host = HostAdam([{"params": [weights]}], lr=rate, betas=(b1, b2), eps=epsilon, weight_decay=decay)
+    host.moments = torch.bfloat16
+    host.allocate()
+    state = host.state[weights]
+    random = torch.Generator().manual_seed(1)
+    for step in range(1, 6):
+        gradient = torch.randn(41, generator=random)
+        w, m, v = (state[key].double() for key in ("master_param", "exp_avg", "exp_avg_sq"))
+        m, v = b1 * m + (1 - b1) * gradient, b2 * v + (1 - b2) * gradient.double() ** 2
+        w = w - rate * (decay * w + m / (1 - b1**step) / ((v / (1 - b2**step)).sqrt() + epsilon))
+        weights.decoupled_grad = gradient  # type: ignore[attr-defined]
+        host.step()
+        assert torch.allclose(state["master_param"].double(), w, rtol=1e-5, atol=1e-6)
+        for key, exact in (("exp_avg", m), ("exp_avg_sq", v)):
+            assert state[key].dtype == torch.bfloat16
+            assert ((state[key].double() - exact).abs() <= 1.001 * 2**-8 * exact.abs()).all()
+
+
 def on_host(engine: Any) -> bool:
     return all(isinstance(inner, HostAdam) for inner in torch_optimizers(engine._policy.optimizer))
 
@@ -155,6 +180,57 @@ def test_a_save_that_is_waited_for_copies_nothing_that_is_on_the_host(model: Pat
 
     spec = changed(job(model, data=2, dtype="bfloat16", **REPLAY), trainer=ON_HOST)
     assert run_engines(2, {"": (spec, run)})[""] == (True, True)
+
+
+@pytest.mark.slow
+def test_moments_in_bfloat16_are_resumed_bit_for_bit_and_taken_from_float32_and_back(
+    model: Path, tmp_path: Path
+) -> None:
+    """Also in another layout, and from a save that copied nothing. A checkpoint has moments in the type in which they were kept."""
+    batches = [make_batch(model, step) for step in (1, 2, 3)]
+    less = {"optimizer": OPTIMIZER | {"momentsDtype": "bfloat16"}}
+    specs = {
+        name: changed(job(model, data=2, dtype="bfloat16", **(REPLAY | adam)), trainer=ON_HOST)
+        for name, adam in (("narrow", less), ("wide", {}))
+    }
+
+    def interrupted(name: str) -> Callable[[Any], Any]:
+        def run(engine: Any) -> Any:
+            train_step(engine, batches[0])
+            write(engine, tmp_path / name / "alone", alongside=False)
+            write(engine, tmp_path / name / "alongside", alongside=True)
+            return kinds(engine), rest(engine)
+
+        return run
+
+    def resumed(path: Path) -> Callable[[Any], Any]:
+        def run(engine: Any) -> Any:
+            engine.load(path)
+            return kinds(engine), rest(engine)
+
+        return run
+
+    def kinds(engine: Any) -> set[torch.dtype]:
+        states = (s for inner in torch_optimizers(engine._policy.optimizer) for s in inner.state.values())
+        return {s[key].dtype for s in states for key in ("exp_avg", "exp_avg_sq")}
+
+    def rest(engine: Any) -> Any:
+        metrics = [train_step(engine, batch) for batch in batches[1:]]
+        return [m[f"train/{name}"] for m in metrics for name in ("loss", "grad_norm")], weights(engine)
+
+    wholes = {name: run_engines(2, {"": (spec, interrupted(name))})[""] for name, spec in specs.items()}
+    assert [wholes[name][0] for name in ("narrow", "wide")] == [{torch.bfloat16}, {torch.float32}]
+    sizes = {name: sum(f.stat().st_size for f in (tmp_path / name / "alone").rglob("*")) for name in specs}
+    parameters = sum(w.numel() for w in wholes["wide"][1][1].values())
+    assert sizes["wide"] - sizes["narrow"] == pytest.approx(4 * parameters, rel=0.01)
+    narrow, wide = specs["narrow"], specs["wide"]
+    for kind in ("alone", "alongside"):
+        assert equal(run_engines(2, {"": (narrow, resumed(tmp_path / "narrow" / kind))})[""], wholes["narrow"])
+    elsewhere = changed(narrow, trainer={"parallelism": {"tensor": 2}})
+    for spec, path in ((elsewhere, "narrow"), (narrow, "wide"), (wide, "narrow")):
+        there = run_engines(2, {"": (spec, resumed(tmp_path / path / "alone"))})[""]
+        assert there[0] == ({torch.float32} if spec is wide else {torch.bfloat16})
+        assert distance(there[1], wholes[path][1]) < 1e-2
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     distribute_main_replicas_with_precomputed_distribution,
 )
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
+from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
@@ -53,9 +54,6 @@ CONTENT = {
     "chained_optim_avoid_prefix": True,
 }
 """How tensors are named and cut, in megatron's terms. A checkpoint says its own, for whoever loads it."""
-
-STATES = 12
-"""Bytes of a parameter's float32 copy and its two moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +91,14 @@ class CheckpointedNetwork:
         metadata = _metadata(CONTENT)
         parts = [part for m in self.modules for part in _sharded_module(m, self.base, metadata).values()]
         wholes = {p.data: p for p in parts if isinstance(p, ShardedTensor | ShardedTensorFactory)}
-        spans = (h for o in getattr(self.optimizer, "chained_optimizers", [self.optimizer]) for h in held(o))
-        numbers = sum(len(span) for parameter, span in spans if is_main_replica(replica_of(wholes[parameter])))
+        kept = 0
+        for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            main = (span for parameter, span in held(part) if is_main_replica(replica_of(wholes[parameter])))
+            kept += _state_bytes(part.config) * sum(map(len, main))
         weights = {i: replace(p, data=_without_numbers(p.data)) for i, p in enumerate(wholes.values())}
         _share_out({0: weights})  # numbers may be offloaded
         own = (t for t in nested_values(weights) if isinstance(t, ShardedTensor) and is_main_replica(t.replica_id))
-        return STATES * numbers + sum(t.data.nbytes for t in own if t.data is not None)
+        return kept + sum(t.data.nbytes for t in own if t.data is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,11 @@ class LiveState:
     def copied_bytes(self) -> int:
         """Bytes of what a save copies on this rank. Collective."""
         return sum(network.copied_bytes for network in self.networks.values())
+
+
+def _state_bytes(config: OptimizerConfig) -> int:
+    """Of a parameter's float32 copy and its two moments."""
+    return sum(dtype.itemsize for dtype in (torch.float32, config.exp_avg_dtype, config.exp_avg_sq_dtype))
 
 
 def prepare(state: LiveState, staging: Staging) -> None:

@@ -28,8 +28,6 @@ UNUSED = (
     "lr_wsd_decay_style",
     "lr_wsd_decay_steps",
     "main_grads_dtype",
-    "exp_avg_dtype",
-    "exp_avg_sq_dtype",
     "use_layer_wise_distributed_optimizer",
     *(f"muon_{key}" for key in ("momentum", "nesterov", "split_qkv", "scale_mode", "coefficient_type", "num_ns_steps")),
     *(
@@ -37,6 +35,7 @@ UNUSED = (
         for key in ("tp_mode", "fp32_matmul_prec", "extra_scale_factor", "scalar_optimizer", "match_adamw_update_rms")
     ),
 )
+MOMENTS = ("exp_avg", "exp_avg_sq")
 AGENT = "tools and turns are an agent of your own: rollout.agent (docs/agents.md)"
 CUSTOM = "a class of torch's data sets gives tensors; rows are made by a function of your own: data.custom (docs/data-and-rewards.md)"
 DATA = (
@@ -147,7 +146,8 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
         lacks(f"{o}lr_warmup_init", "the warm-up begins at 0", 0, 0.0),
         lacks(f"{o}lr_decay_steps", "the rate falls until the last step"),
         lacks(f"{o}weight_decay_incr_style", "weight decay is constant", "constant"),
-        lacks(f"{o}use_precision_aware_optimizer", "optimizer states are float32"),
+        read(f"{o}use_precision_aware_optimizer", f"{target}.momentsDtype", False),
+        *(read(f"{o}{key}_dtype", f"{target}.momentsDtype", "fp32", text="both are the same") for key in MOMENTS),
         lacks(f"{o}override_optimizer_config.*", "the optimizer has no further settings; see trainer.offload.update"),
         *(
             implied(f"{o}{key}")

@@ -108,9 +108,14 @@ def _part(
         else:
             parts = [replace(whole, key=key, data=shape, dtype=shape.dtype, replica_id=replica)]
         pieces = [box for part in nested_values(parts) for box in _boxes_of(part, numbers, start)]
-        return [replace(box, data=torch.from_numpy(box.data.numpy())) for box in pieces] if in_place else pieces
+        return [replace(box, data=_storage_of_its_own(box.data)) for box in pieces] if in_place else pieces
 
     return ShardedTensorFactory(key, numbers, boxes, lambda _: numbers, replica_of(whole))
+
+
+def _storage_of_its_own(numbers: torch.Tensor) -> torch.Tensor:
+    """The same memory. As bytes, because numpy lacks bfloat16."""
+    return torch.from_numpy(numbers.view(torch.uint8).numpy()).view(numbers.dtype)
 
 
 def _boxes_of(part: ShardedTensor, numbers: torch.Tensor, start: int) -> Iterator[ShardedTensor]:

@@ -1,4 +1,4 @@
-"""AdamW whose float32 weights and moments stay in host memory, in place of megatron's HybridDeviceOptimizer (`optimizer_cpu_offload`).
+"""AdamW whose float32 weights stay in host memory with the moments, in place of megatron's HybridDeviceOptimizer (`optimizer_cpu_offload`).
 
 megatron's (core/optimizer/cpu_offloading/hybrid_optimizer.py) does not start without a GPU, keeps a pinned float32 copy of all gradients besides
 (16 bytes per parameter on the host in place of 12), pins each tensor in a block whose size torch rounds up to a power of two, and copies everything
@@ -20,8 +20,9 @@ from rljob_trainer.patches import Patch
 
 MOST = 2**22
 """Numbers in a piece. Its gradients are 16 MiB of pinned memory, which the host's caches may still hold when they are used."""
-KEPT = ("master_param", "exp_avg", "exp_avg_sq")
-"""Keys of what a parameter has in host memory, 4 bytes a number each."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+KEPT = ("master_param", *MOMENTS)
+"""Keys of what a parameter has in host memory."""
 LANES = 2
 """Pieces under way: the gradients of the next one arrive while one is computed, and the weights of the one before leave."""
 
@@ -34,6 +35,8 @@ class HostAdam(torch.optim.AdamW):
     ) -> None:
         """`_`: how megatron's own would share the work between host and GPU."""
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        self.moments = torch.float32
+        """Type in which both moments are kept between steps, which compute in float32; set before `allocate`."""
         self._lanes: list[_Lane] = []
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -50,7 +53,8 @@ class HostAdam(torch.optim.AdamW):
         """Give every parameter its state, unless it has one."""
         with share_of_cpus():
             for p in (p for group in self.param_groups for p in group["params"] if not self.state[p]):
-                self.state[p] = {"step": torch.tensor(0.0, device="cpu")} | {key: _zeros(p) for key in KEPT}
+                kept = {"master_param": _zeros(p, torch.float32)} | {key: _zeros(p, self.moments) for key in MOMENTS}
+                self.state[p] = {"step": torch.tensor(0.0, device="cpu")} | kept
                 self.state[p]["master_param"].copy_(p)
 
     @torch.no_grad()
@@ -85,7 +89,7 @@ class HostAdam(torch.optim.AdamW):
         """Whose copies begin after what the current stream has done so far."""
         if not self._lanes:
             there, back = torch.cuda.Stream(), torch.cuda.Stream()
-            self._lanes = [_Lane(there, back) for _ in range(LANES)]
+            self._lanes = [_Lane(there, back, self.moments) for _ in range(LANES)]
         for stream in (self._lanes[0].there, self._lanes[0].back):
             stream.wait_stream(torch.cuda.current_stream())
         return self._lanes
@@ -123,11 +127,12 @@ class _Piece(NamedTuple):
 
 
 class _Lane:
-    """Pinned memory of one piece."""
+    """Memory of one piece, pinned where a device copies."""
 
-    def __init__(self, there: Any, back: Any) -> None:
-        """`there`, `back`: the streams of copies to the host and to the device, which all lanes share."""
+    def __init__(self, there: Any, back: Any, moments: torch.dtype) -> None:
+        """`there`, `back`: the streams of copies to the host and to the device, which all lanes share; `moments`: their type."""
         pinned = torch.cuda.is_available()
+        self._moments = [] if moments == torch.float32 else [torch.empty(MOST, device="cpu") for _ in MOMENTS]
         self.there, self.back = there, back
         self._gradients = torch.empty(MOST, dtype=torch.float32, device="cpu", pin_memory=pinned)
         self._weights = torch.empty(MOST, dtype=torch.float32, device="cpu", pin_memory=pinned)
@@ -143,22 +148,8 @@ class _Lane:
     def update(self, piece: _Piece) -> None:
         """Compute what was fetched, and begin to copy its weights."""
         self._arrived.synchronize()
-        group = piece.group
-        torch._fused_adamw_(
-            piece.masters,
-            _split(self._gradients, piece.masters),
-            piece.averages,
-            piece.squares,
-            [],
-            piece.steps,
-            lr=float(group["lr"]),
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-        )
+        with self._in_float32(piece) as (averages, squares):
+            _adamw(piece, _split(self._gradients, piece.masters), averages, squares)
         self._left.synchronize()
         with torch.cuda.stream(self.back):
             for room, master, weight in zip(
@@ -167,6 +158,38 @@ class _Lane:
                 rounded = room.view(weight.dtype)[: len(weight)]
                 weight.copy_(rounded.copy_(master), non_blocking=True)
         self._left = self.back.record_event()
+
+    @contextmanager
+    def _in_float32(self, piece: _Piece) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+        """Both moments of a piece to compute with. Narrower ones are copies, and are rounded to the nearest in the end."""
+        if not self._moments:
+            yield piece.averages, piece.squares
+            return
+        averages, squares = (_split(memory, piece.masters) for memory in self._moments)
+        torch._foreach_copy_([*averages, *squares], [*piece.averages, *piece.squares])
+        yield averages, squares
+        torch._foreach_copy_([*piece.averages, *piece.squares], [*averages, *squares])
+
+
+def _adamw(
+    piece: _Piece, gradients: list[torch.Tensor], averages: list[torch.Tensor], squares: list[torch.Tensor]
+) -> None:
+    group = piece.group
+    torch._fused_adamw_(
+        piece.masters,
+        gradients,
+        averages,
+        squares,
+        [],
+        piece.steps,
+        lr=float(group["lr"]),
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 def cut(lengths: Sequence[int], most: int) -> Iterator[list[tuple[int, slice]]]:
@@ -186,9 +209,9 @@ def cut(lengths: Sequence[int], most: int) -> Iterator[list[tuple[int, slice]]]:
         yield piece
 
 
-def _zeros(like: torch.Tensor) -> torch.Tensor:
-    """float32 in host memory whose pages exist: all threads make them. torch.zeros leaves that to the first step."""
-    return torch.empty(like.shape, dtype=torch.float32, device="cpu").zero_()
+def _zeros(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In host memory whose pages exist: all threads make them. torch.zeros leaves that to the first step."""
+    return torch.empty(like.shape, dtype=dtype, device="cpu").zero_()
 
 
 def _split(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
