@@ -1,12 +1,12 @@
 """What servers on a GPU draw while they guess tokens (`rollout.speculation`), which the rules refuse until this has shown it, and how fast.
 
-    python -m benchmarks.guesses [ngram eagle3 mtp] [--device gpu|cpu] [--out FILE]
+    python -m benchmarks.guesses [ngram eagle3 mtp rates] [--device gpu|cpu] [--out FILE]
 
 For each method a server with the small model of tests/trainer/server/test_speculation.py, whose next token depends on the last one alone. Prints
 one JSON line each: the statistic of Kolmogorov-Smirnov of 9,000 tokens drawn at temperature 0.8, against the model's distribution by transformers
 in float32 (`drawn`; by topP 0.7 next to greedy requests, `nucleus`), which is to be below `bound`; the same against temperature 1, which is to be
-far above it (`other`); the largest difference of a log-probability; and tokens of a pass. Then tokens/s of 1, 8 and 64 requests of such a model of
-28 layers, as wide as Qwen2.5-1.5B, with n-grams and without guesses.
+far above it (`other`); the largest difference of a log-probability; and tokens of a pass. `rates`: tokens/s of 1, 8 and 64 requests of such a model
+of 28 layers, as wide as Qwen2.5-1.5B, with n-grams and without guesses.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from trainer.server import test_speculation
 
 Drawn = list[tuple[tuple[int, ...], Generation]]
 METHODS = ("ngram", "eagle3", "mtp")
+RATES = "rates"
 MULTI_TOKEN = "glm4_moe"
 """The kind of model whose own layer guesses."""
 TOKENS = 3
@@ -49,7 +50,7 @@ RESPONSE = 256
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.guesses")
-    parser.add_argument("methods", nargs="*", default=list(METHODS))
+    parser.add_argument("methods", nargs="*", default=[*METHODS, RATES], help="what to measure")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--out", type=Path, default=Path("guesses.jsonl"))
     options = parser.parse_args()
@@ -62,16 +63,21 @@ def main() -> None:
 
 def rows(options: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any]]:
     for method in options.methods:
+        if method == RATES:
+            yield from rates(directory, options.device)
+            continue
         try:
             yield {"method": method} | distribution(method, directory / method, options.device)
         except (RuntimeError, OSError) as error:
             yield {"method": method, "failed": str(error)[-2000:]}
-    if options.device == "gpu":
-        wide = test_speculation.repeating(directory / "wide", 1, **WIDE)
-        for given in (None, {"method": "ngram", "tokens": TOKENS}):
-            with serving(wide, options.device, given):
-                for count in (1, 8, 64):
-                    yield {"guessing": given, "requests": count} | asyncio.run(rate(count))
+
+
+def rates(directory: Path, device: str) -> Iterator[dict[str, Any]]:
+    wide = test_speculation.repeating(directory / "wide", 1, **WIDE)
+    for given in (None, {"method": "ngram", "tokens": TOKENS}):
+        with serving(wide, device, given):
+            for count in (1, 8, 64):
+                yield {"guessing": given, "requests": count} | asyncio.run(rate(count))
 
 
 def distribution(method: str, directory: Path, device: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """What the checkpoints and exports of a job take on their volume.
 
 A checkpoint has the weights of all that learns, in `model.dtype`, and in float32 the optimizer's part of them and both Adam moments: 14 bytes per
-parameter in bfloat16, 16 in float32, 4 less with `momentsDtype: bfloat16`, the layer for multi-token prediction included. With LoRA the adapters alone
-learn. Of a draft it has weights and moments in float32. An export is the whole model in `model.dtype`, with what guesses tokens next to it.
+parameter in bfloat16, 16 in float32, 4 less with `momentsDtype: bfloat16`, the layer for multi-token prediction included. With LoRA the adapters
+alone learn. Of a draft it has weights and moments in float32. An export is the whole model in `model.dtype`, with what guesses tokens next to it.
 """
 
 from dataclasses import dataclass
