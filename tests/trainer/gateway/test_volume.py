@@ -1,11 +1,17 @@
 """What a service has on its volume: journals, directories of models, and which gateway owns them."""
 
+import asyncio
+import itertools
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from rljob_api.callbacks import nothing
 from rljob_trainer.gateway.files import SIZE, Claim, GatewaySuperseded
 from rljob_trainer.gateway.journal import Journal, JournalDamaged, JournalRecord
+from rljob_trainer.gateway.registry import Names
 from rljob_trainer.gateway.service import GatewayService, UnknownError
 from rljob_trainer.wire.rollout_server import SampleRequest
 from rljob_trainer.wire.service import (
@@ -35,6 +41,33 @@ def test_a_record_that_did_not_fit_takes_none_of_the_later_ones_with_it(tmp_path
         journal.replace([JournalRecord({"n": 4}, bytes(1000))])
     journal.append(JournalRecord({"n": 5}))
     assert [record.fields["n"] for record in Journal(tmp_path / "a.log").records] == [1, 3, 5]
+
+
+@pytest.mark.parametrize("moment", [2, 3], ids=["before it is written", "after it is written"])
+async def test_a_record_that_nobody_waits_for_any_more_takes_none_of_the_later_ones_with_it(
+    tmp_path: Path, moment: int
+) -> None:
+    """A gateway that ends cancels what it is doing, while it still answers others. `moment`: the check at which the record's thread stands still."""
+    begun, may_go_on, checks = threading.Event(), threading.Event(), itertools.count()
+
+    def check() -> None:
+        if next(checks) == moment:
+            begun.set()
+            may_go_on.wait()
+
+    names = Names(tmp_path / "a.log", check)
+    given_up = asyncio.create_task(names.open("given up", "ann"))
+    await asyncio.to_thread(begun.wait)
+    given_up.cancel()
+    with suppress(asyncio.CancelledError):
+        await given_up
+    answered = asyncio.create_task(names.open("answered", "ann"))
+    await asyncio.wait({answered}, timeout=0.5)
+    may_go_on.set()
+    await answered
+    await names.open("later", "ann")
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert {"answered", "later"} <= Names(tmp_path / "a.log", nothing).sessions.keys()
 
 
 @pytest.mark.parametrize("name", ["*/service.log", "*/models/*.log"])

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterable
 from io import FileIO
@@ -39,12 +40,12 @@ class JournalRecord(NamedTuple):
 
 
 class Journal:
-    """One file. Not for several threads at a time."""
+    """One file. A thread may write although nobody waits for it any more: the next one waits for that."""
 
     def __init__(self, path: Path, check: Callable[[], None] = nothing) -> None:
         """Opens or makes the file, and writes anew what there is: whoever still has the former file open appends to one that nobody reads. Raises
         OSError, JournalDamaged. `check` is called before a write counts, and raises if it must not."""
-        self._path, self._check = path, check
+        self._path, self._check, self._writing = path, check, threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self.records, self._size = _read(path)
         """`records`: those that were in the file when it was opened."""
@@ -70,15 +71,20 @@ class Journal:
     def append(self, *records: JournalRecord) -> None:
         """Write records durably. Raises OSError: then none of them counts, and it can be called again."""
         block = b"".join(map(_encoded, records))
-        self._check()  # a next owner that could not write the file anew has it, too
-        self._file.truncate(self._size)  # what an append that failed has left: no record may stand behind it
-        _write(self._file, block)
-        self._check()
-        self._size += len(block)
+        with self._writing:
+            self._check()  # a next owner that could not write the file anew has it, too
+            self._file.truncate(self._size)  # what an append that failed has left: no record may stand behind it
+            _write(self._file, block)
+            self._check()
+            self._size += len(block)
 
     def replace(self, records: Iterable[JournalRecord]) -> None:
         """Have the file hold these records alone: durably, and at every moment either the old ones or these. Raises OSError."""
-        block, new = b"".join(map(_encoded, records)), self._path.with_suffix(".new")
+        with self._writing:
+            self._replace(b"".join(map(_encoded, records)))
+
+    def _replace(self, block: bytes) -> None:
+        new = self._path.with_suffix(".new")
         new.unlink(missing_ok=True)
         file = new.open("ab", buffering=0)
         try:
