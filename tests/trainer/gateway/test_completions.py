@@ -270,7 +270,7 @@ async def test_requests_that_come_together_are_written_down_together(tmp_path: P
         writes.append(1)
         return 7
 
-    await names.open("s", "ann")
+    await names.open("s", "ann", 0.0)
     await asyncio.gather(*(names.number(queue, number, oldest) for number in range(7, 2 * NUMBERS)))
     assert len(writes) == 2
     lost = Names(tmp_path / "names.log", lambda: None).lost[queue]

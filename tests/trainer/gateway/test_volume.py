@@ -56,16 +56,16 @@ async def test_a_record_that_nobody_waits_for_any_more_takes_none_of_the_later_o
             may_go_on.wait()
 
     names = Names(tmp_path / "a.log", check)
-    given_up = asyncio.create_task(names.open("given up", "ann"))
+    given_up = asyncio.create_task(names.open("given up", "ann", 0.0))
     await asyncio.to_thread(begun.wait)
     given_up.cancel()
     with suppress(asyncio.CancelledError):
         await given_up
-    answered = asyncio.create_task(names.open("answered", "ann"))
+    answered = asyncio.create_task(names.open("answered", "ann", 0.0))
     await asyncio.wait({answered}, timeout=0.5)
     may_go_on.set()
     await answered
-    await names.open("later", "ann")
+    await names.open("later", "ann", 0.0)
     await asyncio.get_running_loop().shutdown_default_executor()
     assert {"answered", "later"} <= Names(tmp_path / "a.log", nothing).sessions.keys()
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.gateway.line import Asked, Novelty, RequestLine
+from rljob_trainer.gateway.listening import ListeningClock
 from rljob_trainer.wire.gateway import encode
 from rljob_trainer.wire.service import WorkFailure
 
@@ -20,8 +21,8 @@ MOST_ANSWERS = 64 * 2**20
 class Book:
     """One model. What changes it is on the disk before it counts."""
 
-    def __init__(self, line: RequestLine, journal: Journal) -> None:
-        self.line = line
+    def __init__(self, line: RequestLine, journal: Journal, clock: ListeningClock) -> None:
+        self.line, self._clock = line, clock
         self._journal: Journal | None = journal
         """None once the model is gone."""
         self._writing = asyncio.Lock()
@@ -36,7 +37,12 @@ class Book:
 
     @staticmethod
     async def create(
-        path: Path, line: RequestLine, first: Asked, check: Callable[[], None], why: WorkFailure | None = None
+        path: Path,
+        line: RequestLine,
+        first: Asked,
+        check: Callable[[], None],
+        clock: ListeningClock,
+        why: WorkFailure | None = None,
     ) -> "Book":
         """A new model, whose creation is request 0. `check`: see Journal; `why`: it is refused, and all of its requests fail with that."""
         journal = await asyncio.to_thread(Journal, path, check)
@@ -45,19 +51,19 @@ class Book:
         line.accept(0, first)
         if why:
             line.fail(encode(why))
-        return Book(line, journal)
+        return Book(line, journal, clock)
 
     @staticmethod
-    def restore(path: Path, check: Callable[[], None]) -> "Book | None":
+    def restore(path: Path, check: Callable[[], None], clock: ListeningClock) -> "Book | None":
         """The model of a journal; None: a crash left nothing of its creation. `check`: see Journal."""
         journal = Journal(path, check)
         if not journal.records:
             journal.remove()
             return None
         line = _line(journal.records)
-        line.presume_fetched(time.monotonic())
+        line.presume_fetched(clock.seconds)
         journal.records.clear()
-        return Book(line, journal)
+        return Book(line, journal, clock)
 
     async def ask(self, seq: int, entry: Asked) -> Novelty:
         """A client's request; `new` once it is on the disk."""
@@ -82,7 +88,7 @@ class Book:
             if self._journal:
                 await asyncio.to_thread(self._journal.append, JournalRecord({"kind": "answered", "seq": seq}, result))
             self.line.finish(seq, result)
-            self.line.entries[seq].answered = time.monotonic()
+            self.line.entries[seq].answered = self._clock.seconds
             self.line.shed(MOST_ANSWERS)
         self._wake(seq)
 
@@ -93,7 +99,7 @@ class Book:
                 record = JournalRecord({"kind": "given up", "seq": seq}, encode(why))
                 await asyncio.to_thread(self._journal.append, record)
             self.line.give_up(seq, encode(why))
-            self.line.entries[seq].answered = time.monotonic()
+            self.line.entries[seq].answered = self._clock.seconds
         self._wake(seq)
 
     async def fail(self, why: WorkFailure) -> None:
@@ -120,7 +126,7 @@ class Book:
                 async with asyncio.timeout(seconds):
                     await self._answered.setdefault(seq, asyncio.Event()).wait()
         if entry.result and entry.fetched is None:
-            entry.fetched = time.monotonic()
+            entry.fetched = self._clock.seconds
         return entry.result or self.line.failed
 
     async def remove(self, why: WorkFailure) -> None:

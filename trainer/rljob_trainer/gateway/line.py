@@ -42,9 +42,9 @@ class Asked:
     result: bytes | None = None
     """The body of a Result or a Failure."""
     fetched: float | None = None
-    """When the client got the result first."""
+    """When the client got the result first, by the ListeningClock."""
     answered: float | None = None
-    """When the result came."""
+    """When the result came, by the ListeningClock."""
 
     @staticmethod
     def of(work: Work | WorkFailure, saves: str = "", ttl: int = 0) -> "Asked":

@@ -1,9 +1,8 @@
 """The names that clients have for things: sessions, what was saved, and samplers. A name is on the disk before it counts."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rljob_trainer.gateway.journal import Journal, JournalRecord
@@ -20,7 +19,8 @@ class OpenSession:
     """A client's process."""
 
     client: str
-    heard: float = field(default_factory=time.monotonic)
+    heard: float = 0.0
+    """When it was heard last, by the ListeningClock: 0, as long as it was not heard since the gateway began."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,10 @@ class Names:
         """Those that have a name, or are sampled from."""
         return {saved.directory for saved in self.saved.values()} | {s.directory for s in self.samplers.values()}
 
-    async def open(self, session: str, client: str) -> None:
+    async def open(self, session: str, client: str, now: float) -> None:
+        """`now`: by the ListeningClock."""
         await self._write("session", session, client=client)
-        self.sessions[session] = OpenSession(client)
+        self.sessions[session] = OpenSession(client, now)
 
     async def close(self, session: str) -> set[str]:
         """The directories from which the session has sampled."""

@@ -15,6 +15,7 @@ from rljob_trainer.gateway.clients import BusyError, MemoryBudget, Quotas
 from rljob_trainer.gateway.desk import Desk
 from rljob_trainer.gateway.files import Claim, ServiceFiles
 from rljob_trainer.gateway.line import Asked, RequestLine
+from rljob_trainer.gateway.listening import ListeningClock
 from rljob_trainer.gateway.registry import Names, OpenSession, Sampler, SavedModel, session_of
 from rljob_trainer.wire.gateway import decode_work
 from rljob_trainer.wire.service import CreateModel, Work, WorkFailure
@@ -40,7 +41,7 @@ class GatewayService:
     def __init__(self, spec: ServiceSpec, root: Path, job: str = "", number: int = 0) -> None:
         """`root`: a directory of the checkpoint's volume, which is ours from now on. What a former gateway wrote there is there again. `job`,
         `number`: see Claim. Raises OSError, GatewaySuperseded, JournalDamaged."""
-        self.spec, self.claim = spec, Claim(root, job, number)
+        self.spec, self.claim, self.clock = spec, Claim(root, job, number), ListeningClock()
         self.files = ServiceFiles(root, self.claim.name)
         self.files.take_journals(self.claim.check)
         self.names = Names(self.files.names, self.claim.check)
@@ -56,7 +57,7 @@ class GatewayService:
 
     def _restore(self) -> None:
         for path in sorted(self.files.models.glob("*.log")):
-            book = Book.restore(path, self.claim.check)
+            book = Book.restore(path, self.claim.check, self.clock)
             if book and session_of(book.line.model) in self.names.sessions:
                 self.books[book.line.model] = book
             elif book:  # a crash while its session ended
@@ -68,17 +69,21 @@ class GatewayService:
         if len(self.names.sessions) >= MOST_SESSIONS:
             raise BusyError(f"there are {MOST_SESSIONS} sessions")
         name = secrets.token_hex(8)
-        await self.names.open(name, client)
+        await self.names.open(name, client, self.clock.seconds)
         return name
 
     def hear(self, client: str, session: str) -> None:
         """The client lives. Raises UnknownError."""
-        self._session(client, session).heard = time.monotonic()
+        self._session(client, session).heard = self.clock.seconds
 
     async def close_session(self, client: str, session: str) -> None:
-        """The client is done: its models and samplers are forgotten. Raises UnknownError."""
-        self._session(client, session)
-        await self._end(session)
+        """The client is done: its models and samplers are forgotten. It asks again where the answer was lost, so that a session that has ended, or is
+        none of the client's, is no error."""
+        known = self.names.sessions.get(session)
+        if known and known.client == client:
+            await self._end(session)
+        else:
+            await asyncio.to_thread(self.claim.check)
 
     async def create(
         self, client: str, created: CreateModel, start: str = "", optimizer: bool = False, why: str = ""
@@ -102,7 +107,8 @@ class GatewayService:
         line = RequestLine(created.model, first.body, "" if why else directory, optimizer)
         first.body = b""  # the line has it
         failure = WorkFailure(message=why) if why else None
-        return await Book.create(self.files.journal(line.model), line, first, self.claim.check, failure)
+        path = self.files.journal(line.model)
+        return await Book.create(path, line, first, self.claim.check, self.clock, failure)
 
     def _failed(self, session: str) -> list[Book]:
         return [b for b in self.books.values() if b.line.failed and session_of(b.line.model) == session]
@@ -175,9 +181,9 @@ class GatewayService:
 
     async def sweep(self) -> None:
         """End sessions of clients that are gone, and drop what has expired, and results that nobody fetches any more."""
-        now = time.monotonic()
+        self.clock.mark()
         for name, session in list(self.names.sessions.items()):
-            if now - session.heard > self.spec.session_timeout_seconds:
+            if self.clock.seconds - session.heard > self.spec.session_timeout_seconds:
                 log.warning("session %s has said nothing for %d s", name, self.spec.session_timeout_seconds)
                 try:
                     await self._end(name)
@@ -186,7 +192,7 @@ class GatewayService:
         await self._expire()
         await self._remove_unused(*self._leaving)
         for book in self.books.values():
-            book.line.forget(now - GRACE_SECONDS)
+            book.line.forget(self.clock.seconds - GRACE_SECONDS)
 
     async def _expire(self) -> None:
         now = time.time()

@@ -113,7 +113,7 @@ class ListingRoutes:
         rank = saved[0].rank if saved else creation_of(self._service.book(client, run)).rank
         described = {"training_run_id": run, "base_model": self._base, "model_owner": client}
         session = self._service.names.sessions.get(session_of(run))
-        heard = time.time() - (time.monotonic() - session.heard) if session else 0.0
+        heard = time.time() - (self._service.clock.seconds - session.heard) if session else 0.0
         return described | of_rank(rank) | {"last_request_time": _time(max([heard, *(s.time for s in saved)]))}
 
     def _sessions(self, client: str) -> list[str]:
@@ -183,6 +183,7 @@ class SamplingRoutes:
         name = f"{asked.sampling_session_id}:{asked.seq_id}"
         params = await read_rest(request, requests.SampleParams)
         sampler = self._service.sampler(client, asked.sampling_session_id)  # last: its session may end meanwhile
+        self._service.hear(client, session_of(name))
         params = WorkFailure(message=REPLACED) if sampler.replaced else params
         seed = seed_of(name)
         generation = (
@@ -208,6 +209,7 @@ class SamplingRoutes:
         asked = await read(request, requests.RetrieveFutures, requests.MOST_NAMES)
         sampler = asked.target.sampling_session_id
         self._service.sampler(client, sampler)
+        self._service.hear(client, session_of(sampler))
         for name in asked.retrieved_request_ids:
             self._samples.fetched(client, name)
         queue, completions = queue_named(sampler, asked.target.cloned_sampler_id), self._samples.completions

@@ -5,6 +5,7 @@ and what is wrong with it fails its future.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -12,6 +13,8 @@ from pydantic import ValidationError
 
 from rljob_api.type_errors import first_problem
 from rljob_trainer.gateway.clients import BusyError, Keys
+from rljob_trainer.gateway.files import GatewaySuperseded
+from rljob_trainer.gateway.registry import session_of
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import GatewayService, UnknownError, creation_of, seed_of
 from rljob_trainer.gateway.wire import bodies, requests
@@ -42,6 +45,10 @@ once, in place of holding a connection for each."""
 LATER_FLAGS = {"sample_cancel_enabled": True}
 """Those that clients ask for again and again: say so when nobody waits for a sample any more."""
 
+
+GONE = {"session_heartbeat": 410, "retrieve_future": 410}
+"""Statuses by which clients hear that a session has ended, and that a sample has to be asked for again. Of other things that are not there: 404."""
+log = logging.getLogger(__name__)
 
 RouteHandler = Callable[[str, web.Request], Awaitable[RouteAnswer]]
 """Of the client's name and the request."""
@@ -100,10 +107,12 @@ class Routes:
         deletes: dict[str, RouteHandler] = {saved: listing.delete}
         for method, handlers in (("POST", posts), ("GET", gets), ("PUT", puts), ("DELETE", deletes)):
             for path, handler in handlers.items():
-                self.app.router.add_route(method, API + path, self._guarded(handler))
+                self.app.router.add_route(method, API + path, self._guarded(handler, GONE.get(path, 404)))
         self.app.router.add_route("*", API + "{call:.*}", self._guarded(self._unserved))
 
-    def _guarded(self, handler: RouteHandler) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _guarded(self, handler: RouteHandler, unknown: int = 404) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """`unknown`: status of the answer about what is not there."""
+
         async def answer(request: web.Request) -> web.Response:
             client = self._keys.client(request.headers.get("X-API-Key", ""))
             if client is None:
@@ -115,11 +124,21 @@ class Routes:
             except ValueError as error:
                 return bodies.refused(400, str(error))
             except UnknownError as error:
-                return bodies.refused(404, str(error.args[0]))
+                return await self._missing(bodies.refused(unknown, str(error.args[0])))
             except BusyError as error:
                 return bodies.refused(429, str(error))
+            except GatewaySuperseded as error:
+                return bodies.refused(503, str(error))
             return said if isinstance(said, web.Response) else web.json_response(said)
 
+        return answer
+
+    async def _missing(self, answer: web.Response) -> web.Response:
+        """The answer about what is not there. A former gateway does not know what has begun since."""
+        try:
+            await asyncio.to_thread(self._service.claim.check)
+        except GatewaySuperseded as error:
+            return bodies.refused(503, str(error))
         return answer
 
     async def _flags(self, client: str, request: web.Request) -> RouteAnswer:
@@ -145,10 +164,7 @@ class Routes:
 
     async def _heartbeat(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.OfSession)
-        try:
-            self._service.hear(client, asked.session_id)
-        except UnknownError:
-            return bodies.refused(410, "the session has ended")
+        self._service.hear(client, asked.session_id)
         return {"type": "session_heartbeat"}
 
     async def _finish(self, client: str, request: web.Request) -> RouteAnswer:
@@ -272,18 +288,23 @@ class Routes:
 
     async def _retrieve(self, client: str, request: web.Request) -> RouteAnswer:
         name = (await read(request, requests.RetrieveFuture)).request_id
+        if ":train:" not in name:
+            return await self._sampling.result(client, name, POLL_SECONDS)
         model, _, number = name.rpartition(":")
         try:
-            if ":train:" in name:
-                return await self._of_model(client, model, int(number))
-            return await self._sampling.result(client, name, POLL_SECONDS)
-        except LookupError as error:
-            return bodies.refused(410, f"{name} is not known (any more): {error.args[0]}")
+            return await self._of_model(client, model, int(number))
+        except UnknownError as error:
+            why = f"{name} is not known (any more): {error.args[0]}"
+            log.warning("%s", why)
+            return await self._missing(bodies.failed(WorkFailure(message=why, category="server")))
 
     async def _of_model(self, client: str, model: str, seq: int) -> RouteAnswer:
         book = self._service.book(client, model)
+        self._service.hear(client, session_of(model))
         if book.line.is_lost(seq):
             return bodies.failed(WorkFailure(message=LOST, category="server"))
+        if seq not in book.line.entries:
+            raise UnknownError(f"there is no request {seq}")
         entry = book.line.entries[seq]
         result = await book.result(seq, POLL_SECONDS)
         if result is None:
