@@ -111,7 +111,7 @@ ERRORS = {
     "bool": {"bool_type", "bool_parsing"},
     "list": {"list_type"},
     "dict": {"dict_type"},
-    **{key: set() for key in ("any", "nullable", "default", "definitions", "definition-ref")},
+    **{key: set() for key in ("any", "nullable", "default", "definitions", "definition-ref", "union")},
     **{
         key: set()
         for key in ("function-before", "function-after", "function-wrap", "no-info", "with-info", "model-field")
@@ -140,12 +140,17 @@ def nodes(value: Any, seen: set[int]) -> Iterator[dict[str, Any]]:
             yield from nodes(inner, seen)
 
 
-@pytest.mark.parametrize("model", [RLJobSpec, JobStatus, Report, Control, Request, scheduling._Affinity])
-def test_every_problem_that_a_type_of_the_contract_can_have_has_words(model: type[BaseModel]) -> None:
+def without_words(model: type[BaseModel]) -> set[str]:
+    """Problems and patterns of a type that nobody has written a sentence for."""
     found = list(nodes(model.__pydantic_core_schema__, set()))
     kinds = {kind for node in found for kind in ERRORS[node["type"]]}
     kinds |= {
         kind for node in found for (type_, key), kind in CONSTRAINTS.items() if node["type"] == type_ and key in node
     }
-    assert kinds - SENTENCES.keys() == set()
-    assert {node["pattern"] for node in found if node["type"] == "str" and "pattern" in node} - PATTERNS.keys() == set()
+    patterns = {node["pattern"] for node in found if node["type"] == "str" and "pattern" in node}
+    return (kinds - SENTENCES.keys()) | (patterns - PATTERNS.keys())
+
+
+@pytest.mark.parametrize("model", [RLJobSpec, JobStatus, Report, Control, Request, scheduling._Affinity])
+def test_every_problem_that_a_type_of_the_contract_can_have_has_words(model: type[BaseModel]) -> None:
+    assert without_words(model) == set()

@@ -41,6 +41,13 @@ class Desk:
     async def post(self, path: str, /, **body: Any) -> ClientResponse:
         return await self._client.post(API + path, json=body, headers={"X-API-Key": "tml-anybody"})
 
+    async def call(self, method: str, path: str, /, **body: Any) -> ClientResponse:
+        return await self._client.request(method, API + path, json=body)
+
+    @property
+    def url(self) -> str:
+        return str(self._client.make_url("/"))
+
     async def bytes(self, path: str, body: bytes, encoding: str = "identity") -> ClientResponse:
         return await self._client.post(API + path, data=body, headers={"Content-Encoding": encoding})
 

@@ -21,7 +21,7 @@ from rljob_trainer.wire.service import LARGEST_NUMBER, SMALLEST_EPSILON, OptimSt
 SCHEME = "tinker://"
 WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS = "weights", "sampler_weights", "external_weights"
 """What a path names, between the model and the name: a state, a snapshot, or adapters to download."""
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$", max_length=128)]
 """What a client calls what it saves: one part of a path."""
 ClientText = Annotated[str, StringConstraints(max_length=4096)]
 FiniteNumber = Annotated[float, Field(allow_inf_nan=False, le=LARGEST_NUMBER)]

@@ -194,7 +194,12 @@ class Routes:
         return _future(model, 0)
 
     async def _create_from(self, client: str, model: str, params: requests.LoadParams) -> None:
-        saved = self._service.named(client, params.path)
+        try:
+            saved = self._service.named(client, params.path)
+        except UnknownError as error:
+            why = str(error.args[0])
+            await self._service.create(client, creation(model, WorkFailure(message=why)), why=why)
+            return
         created = work.CreateModel(
             model=model, seq=0, rank=saved.rank, seed=seed_of(model), mlp=saved.mlp, attention=saved.attention
         )
