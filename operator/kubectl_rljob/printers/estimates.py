@@ -182,10 +182,10 @@ def step(taken: Speed, cards: str) -> str:
     seconds = {name.upper(): part for name, part in taken.phases.items()} | several
     header = ("STEP, SECONDS BY THE MODEL", *seconds, "TOKENS/S")
     row = (_sum(taken), *(f"{part:,.1f}" for part in seconds.values()), f"{taken.tokens_per_second:,.0f}")
-    compared = "15 % for training" + (" and 25 % for generation" if several else "")
+    compared = "20 % for training" + (" and 25 % for generation" if several else "")
     note = (
         f"Modelled and never measured for this job, with {cards} a node, every sample at its longest, without evaluations and checkpoints.\n"
-        f"On up to two GPUs and 7 B the model was within {compared}; nothing larger was compared (docs/sizing.md#suggested-layouts)"
+        f"On up to four GPUs of one host the model was within {compared}; nothing larger was compared (docs/sizing.md#suggested-layouts)"
     )
     return f"{table(header, [row])}\n{note}"
 

@@ -2,17 +2,19 @@
 
 Training: operations of all passes over the GPU's rate, at a share that its kernels reach, longer by the busiest stage and by the pipeline's bubble,
 (m + (p - 1)/v) / m with m micro-batches (Narayanan et al. arXiv 2104.04473 section 2.2); plus what communicators move (traffic.py) over NVLink where
-their ranks share a node, and over its network cards where not, without overlap; plus what sparse attention computes besides (sparse_attention.py);
-plus what offload moves over PCIe, and steps of the optimizer on the host (`offload.update`).
+their ranks share a node, and over its network cards where not, without overlap; plus what sparse attention computes besides (sparse_attention.py). In
+place of all of these the time in which a rank's process starts the products of its experts one by one, if that is longer: the GPU then waits for it.
+Plus what offload moves over PCIe, and steps of the optimizer on the host (`offload.update`).
 
 Generation: per token of a response the bytes of weights and of keys and values over the rate of the GPU's memory, or the operations over its rate if
-these take longer, and what launching costs; in as many rounds as the cache has room for less than all samples. In the mean of the time a sample has
+these take longer, and what scheduling costs; in as many rounds as the cache has room for less than all samples. In the mean of the time a sample has
 half of its response. Pipeline stages take turns, with a share of the samples each, so together they read all weights at each step as one does; what
 pods of a server send each other is added without overlap.
 
 Every sample counts at its longest, as everywhere in `plan`.
 """
 
+import math
 from dataclasses import dataclass
 
 from rljob_api import names
@@ -27,18 +29,20 @@ from rljob_api.sizing.stage import operations, shares, stages
 from rljob_api.sizing.traffic import TrafficBytes, forward_passes
 from rljob_api.spec import RLJobSpec
 
-KERNELS, KERNELS_OF_EXPERTS = 0.57, 0.35
-"""Share of a GPU's operations that a training pass reaches: 0.51 to 0.55 measured for 1.5 B and 7 B (docs/evidence/gpus.md). With experts
+KERNELS, KERNELS_OF_EXPERTS = 0.55, 0.35
+"""Share of a GPU's operations that a training pass reaches: 0.51 to 0.58 measured for 1.5 B and 7 B (docs/evidence/gpus.md). With experts
 Megatron-Bridge has published 0.24 and 0.31 for Qwen3-30B-A3B and 235B on H100, with their communication."""
+STARTING = 0.158e-3
+"""Seconds for which Transformer Engine keeps a rank's process busy with one of its grouped products: 0.137 to 0.182 by five measured steps of
+Qwen3-30B-A3B with 8, 16 and 48 layers, in four leases, and 0.13 to 0.15 by a profile of one of them."""
 DECODING, READING = 0.5, 0.8
 """Share of a GPU's operations and of its memory's rate that decoding reaches."""
-LAUNCH, EXCHANGE = 0.004, 15e-6
-"""Seconds of a decoding step besides; and of each layer where tensor-parallel workers add up what they have, twice."""
+STEP, SCHEDULING, EXCHANGE = 1e-3, 7e-6, 15e-6
+"""Seconds of a decoding step besides; for each response in it; and of each layer where tensor-parallel workers add up what they have, twice."""
 EXCHANGING = 0.45
 """Share of NVLink's rate that tensor-parallel ranks reach, with the gaps around their many small exchanges."""
-PCIE = 25e9
-"""Bytes per second between a GPU and host memory."""
-
+PCIE = 50e9
+"""Bytes per second between a GPU and host memory: 55e9 were measured into pinned memory (H200)."""
 
 ON_HOST = 24e9
 """Bytes of the optimizer's states, 12 a parameter, that a rank's share of the host takes a step with in a second: 16 CPUs of an H100's host."""
@@ -101,16 +105,38 @@ def speed(spec: RLJobSpec, shape: Shape, machine: Machine) -> Speed:
 def _train(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     """Of all passes of a step."""
     lay, amounts = Layout.of(spec, names.ROLE_TRAINER), Amounts.of(spec)
-    again = spec.trainer.recompute.granularity == "full"
-    epochs = spec.train.epochs_per_step
-    passes = epochs * (3 + again + forward_passes(spec))
-    busiest = max(operations(spec, shape)) * passes * amounts.samples_per_step / lay.data
+    busiest = max(operations(spec, shape)) * _passes(spec) * amounts.samples_per_step / lay.data
     computing = busiest / (lay.tensor * lay.context) / _kernels(shape, machine)
-    computing += _sparse_attention(spec, shape, machine)
-    per_update = amounts.samples_per_mini_batch * amounts.longest / lay.data
-    micro = max(1.0, per_update / spec.train.tokens_per_micro_batch)
+    computing += _sparse_attention(spec, shape, machine) + _within_layers(spec, shape, machine)
+    micro = _micro_batches(spec)
     bubble = (micro + (lay.pipeline - 1) / lay.virtual_pipeline) / micro
-    return (computing + _within_layers(spec, shape, machine)) * bubble + _between_steps(spec, shape, machine)
+    return max(computing, _starting(spec, shape)) * bubble + _between_steps(spec, shape, machine)
+
+
+def _passes(spec: RLJobSpec) -> float:
+    """Over the tokens of a step, in forward passes. A backward pass takes as long as two of them; with adapters as one, since frozen matrices need no
+    gradient."""
+    again = spec.trainer.recompute.granularity == "full"
+    backward = 1 if spec.adapters else 2
+    return spec.train.epochs_per_step * (1 + backward + again + forward_passes(spec))
+
+
+def _micro_batches(spec: RLJobSpec) -> int:
+    """Of an optimizer step, in each copy of the model."""
+    lay, amounts = Layout.of(spec, names.ROLE_TRAINER), Amounts.of(spec)
+    samples = max(1, spec.train.tokens_per_micro_batch // amounts.longest)
+    count = max(1, math.ceil(amounts.samples_per_mini_batch / lay.data / samples))
+    return -(-count // lay.micro_batch_multiple) * lay.micro_batch_multiple
+
+
+def _starting(spec: RLJobSpec, shape: Shape) -> float:
+    """Seconds in which a rank's process starts the products of its experts, two of each in a forward pass over a micro-batch; 0: there are none."""
+    if not shape.experts:
+        return 0.0
+    own = shape.experts / Layout.of(spec, names.ROLE_TRAINER).expert
+    layers = max(share.mixed for share in shares(spec, shape))
+    products = 2 * layers * own * _passes(spec) * _micro_batches(spec) * spec.train.mini_batches
+    return products * STARTING
 
 
 def _kernels(shape: Shape, machine: Machine) -> float:
@@ -184,6 +210,7 @@ def _generate(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     rate = t * servers.pipeline_parallel * machine.rates.operations * DECODING
     computed = fitting * shape.work.token / rate
     exchanged = 2 * shape.layers * EXCHANGE if t > 1 else 0.0
+    besides = STEP + SCHEDULING * fitting
     between = network.generation(spec, shape).seconds(machine.cards)
     prompt = spec.data.max_prompt_tokens * fitting * shape.work.token / rate
-    return rounds * (spec.longest_response * (max(read, computed) + exchanged + LAUNCH) + prompt) + between
+    return rounds * (spec.longest_response * (max(read, computed) + exchanged + besides) + prompt) + between

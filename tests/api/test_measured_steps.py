@@ -1,0 +1,122 @@
+"""The model of a step's seconds against all steps that were measured and kept: benchmarks/runs has recorded jobs, and in `evidence-steps` those of
+which docs/evidence/gpus.md has the figures only. First steps, which compile kernels, do not count."""
+
+import json
+import math
+import statistics
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from benchmarks import step
+from benchmarks.shapes import MODELS, shapes
+from rljob_api.sizing import speed
+from rljob_api.sizing.devices import device
+from rljob_api.sizing.network import cards
+from rljob_api.sizing.shape import Shape
+from rljob_api.spec import RLJobSpec
+
+RUNS = Path(__file__).parents[2] / "benchmarks/runs"
+JOBS = ("step-1.5b-h100", "step-7b-h200", "step-30b-h200", "exact-h200")
+BUSY = ("exact-h200",)
+"""Of machines on which several jobs ran at a time. Generation depends on their processors."""
+PROMPT = 100
+"""Tokens of a prompt in a packed batch."""
+
+
+class Measured(NamedTuple):
+    """The options of a benchmark, and what was measured, in seconds."""
+
+    name: str
+    card: str
+    options: Namespace
+    train: float
+    generate: float | None
+
+
+def recorded(file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RUNS / f"{file}.jsonl").read_text().splitlines()]
+
+
+def measured() -> list[Measured]:
+    jobs = [of_job(file, row) for file in JOBS for row in recorded(file) if row.get("program") == "rljob"]
+    pages = [of_row(row, row["train"], row.get("generate")) for row in recorded("evidence-steps")]
+    return [*(job for job in jobs if not job.options.exact), *pages]
+
+
+def of_job(file: str, row: dict[str, Any]) -> Measured:
+    """The median of its steps behind the first."""
+    later = [found for number, found in row["steps"].items() if number != "1"]
+    generate = None if file in BUSY else statistics.median(found["generate"] for found in later)
+    card = row.get("card", file.rpartition("-")[2]).lower()
+    return of_row(row | {"card": card}, statistics.median(found["train"] for found in later), generate)
+
+
+def of_row(row: dict[str, Any], train: float, generate: float | None) -> Measured:
+    plain = vars(step.parser().parse_args(["--placement", "colocated"])) | {"shape": "", "first": 0, "tokens": 0}
+    options = plain | {key: row[key] for key in plain.keys() & row.keys() - {"steps"} if row[key] is not None}
+    sizes = (f"{key} {options[key]}" for key in ("tensor", "pipeline", "expert") if options[key] > 1)
+    more = (key for key in ("lora", "offload", "optimizer_on_host") if options[key])
+    what = options["shape"] or f"{options['prompts']} prompts"
+    name = ", ".join([f"{row['lease']}: {options['size']}", f"{options['gpus']} GPUs", *sizes, what, *more])
+    return Measured(name, row["card"], Namespace(**options), train, generate)
+
+
+MEASURED = measured()
+GENERATED = [row for row in MEASURED if row.generate is not None]
+EXPERTS = [row for row in MEASURED if row.options.expert > 1]
+
+
+def modelled(row: Measured) -> speed.Speed:
+    gpu = device(row.card)
+    assert gpu.rates
+    machine = speed.Machine(gpu.rates, gpu.bytes, cards("8x400g"))
+    return speed.speed(spec_of(row.options), shape_of(row), machine)
+
+
+def shape_of(row: Measured) -> Shape:
+    shape = Shape.of(MODELS[row.options.size])
+    assert shape
+    return shape
+
+
+def spec_of(options: Namespace) -> RLJobSpec:
+    """Of a whole job; of a `shape`, one whose samples have the mean length of the batch."""
+    raw = step.job(options, Path("/model"), Path("/data"))
+    if options.shape:
+        batch = shapes()[options.shape]
+        length = round(batch.tokens / len(batch.lengths))
+        raw["data"]["maxPromptTokens"] = PROMPT
+        raw["rollout"] = {"sampling": {"maxTokens": length - PROMPT}}
+        counts = {"promptsPerStep": len(batch.lengths) // 2, "samplesPerPrompt": 2}
+        raw["train"] |= counts | {"tokensPerMicroBatch": options.tokens or batch.tokens_per_micro_batch}
+        first = {"num_layers_in_first_pipeline_stage": options.first} if options.first else {}
+        raw["trainer"]["transformerConfig"] = first
+    return RLJobSpec.model_validate(raw)
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: row.name)
+def test_training_takes_as_long_as_it_was_measured_to(row: Measured) -> None:
+    assert modelled(row).train == pytest.approx(row.train, rel=0.2)
+
+
+def test_most_of_it_is_modelled_within_15_percent() -> None:
+    off = [abs(modelled(row).train / row.train - 1) for row in MEASURED]
+    assert len(off) > 25
+    assert sum(error <= 0.15 for error in off) >= 0.9 * len(off)
+
+
+@pytest.mark.parametrize("row", GENERATED, ids=lambda row: row.name)
+def test_generation_takes_about_as_long_as_it_was_measured_to(row: Measured) -> None:
+    assert modelled(row).generate == pytest.approx(row.generate, rel=0.25)
+
+
+def test_the_time_of_a_product_of_experts_holds_for_leases_that_it_was_not_taken_from() -> None:
+    """By the others alone. Without the term the model had 0.34 to 0.48 of what was measured."""
+    of_product = [(row.name.partition(":")[0], row.train / modelled(row).train) for row in EXPERTS]
+    assert min(ratio for _, ratio in of_product) < 1 < max(ratio for _, ratio in of_product)
+    for lease, own in of_product:
+        others = [ratio for other, ratio in of_product if other != lease]
+        assert own == pytest.approx(math.sqrt(min(others) * max(others)), rel=0.25)
