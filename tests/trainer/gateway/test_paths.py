@@ -152,7 +152,7 @@ def script(url: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-async def test_the_sdk_raises_the_reason_from_the_call_and_the_loop_goes_on(
+async def test_the_sdk_raises_the_reason_from_the_call_and_the_loop_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("TINKER_TELEMETRY", "0")

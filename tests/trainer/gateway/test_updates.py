@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.gateway.policies import ServedPolicies
-from rljob_trainer.gateway.refusals import REFUSED_SECONDS, Refusals
+from rljob_trainer.gateway.refusals import MOST_REFUSED, PASSING_SECONDS, REFUSED_SECONDS, Refusals
 from rljob_trainer.wire.gateway import decode_work, encode
 from rljob_trainer.wire.rollout_client import RequestRefusedError
 from rljob_trainer.wire.service import OptimStep, ServePolicy, Work, WorkFailure, WorkResult
@@ -109,7 +110,7 @@ async def test_the_first_piece_of_a_driver_costs_its_own_time_and_not_that_befor
 def test_a_refused_policy_is_tried_again_after_some_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, refusals = 1000.0, Refusals()
     monkeypatch.setattr("rljob_trainer.gateway.refusals.time", SimpleNamespace(monotonic=lambda: now))
-    refusals.keep(str(tmp_path), "out of memory", ["u0"])
+    refusals.keep(str(tmp_path), "out of memory", ["u0"], REFUSED_SECONDS)
     assert refusals.why(str(tmp_path), ["u0"]) == "out of memory"
     now += REFUSED_SECONDS + 1
     assert refusals.why(str(tmp_path), ["u0"]) is None
@@ -141,6 +142,59 @@ async def test_a_snapshot_that_the_ranks_find_damaged_is_read_once_until(busy: B
             busy.now += REFUSED_SECONDS + 1
     await sampled(SERVED)
     assert busy.done == [ServePolicy] * 2
+
+
+TROUBLE = WorkFailure(message="the volume is away", category="server")
+
+
+@dataclass(frozen=True)
+class Refusing:
+    """Ranks that refuse an update."""
+
+    failure: WorkFailure
+    tries: int
+    """Updates until the samples fail that wait."""
+    seconds: float
+    """For which those that come later fail without another update."""
+
+
+REFUSING = {
+    "passing trouble": Refusing(TROUBLE, MOST_REFUSED, PASSING_SECONDS),
+    "a real mismatch": Refusing(DAMAGED, 1, REFUSED_SECONDS),
+}
+
+
+@pytest.mark.parametrize("refusing", REFUSING.values(), ids=REFUSING)
+async def test_a_refusal_by_the_ranks_is_remembered_as_long_as_its_reason_lasts(busy: Busy, refusing: Refusing) -> None:
+    waiting = busy.sample("/snapshots/0")
+    await asyncio.sleep(0)
+    while not waiting.done():
+        await busy.take(refusing.failure)
+        busy.now += 1.0
+    with pytest.raises(RequestRefusedError, match=refusing.failure.message):
+        await waiting
+    assert busy.done == [ServePolicy] * refusing.tries
+    refused = busy.now
+    while busy.now < refused + refusing.seconds - 2.0:
+        with pytest.raises(RequestRefusedError, match=refusing.failure.message):
+            await busy.sample("/snapshots/0")
+        busy.now += refusing.seconds / 5
+    busy.now = refused + refusing.seconds + 1.0
+    later = busy.sample("/snapshots/0")
+    await asyncio.sleep(0)
+    await busy.take(SERVED)
+    await later
+    assert busy.done == [ServePolicy] * (refusing.tries + 1)
+
+
+async def test_a_sample_is_served_once_passing_trouble_of_the_ranks_is_over(busy: Busy) -> None:
+    waiting = busy.sample("/snapshots/0")
+    await asyncio.sleep(0)
+    await busy.take(TROUBLE)
+    assert not await busy.take(SERVED), "the ranks pause before they try again"
+    busy.now += 10.0
+    await busy.take(SERVED)
+    await waiting
 
 
 async def test_an_update_is_not_made_to_wait_for_the_steps_that_came_before_anybody_wanted_it(busy: Busy) -> None:

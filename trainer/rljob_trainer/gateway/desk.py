@@ -305,7 +305,9 @@ def _update(policies: ServedPolicies) -> Piece:
     work = policies.next_update()
 
     async def finish(result: WorkResult | WorkFailure, _: bytes) -> None:
-        if isinstance(result, WorkFailure):
+        if isinstance(result, WorkFailure) and result.category == "server":
+            policies.troubled(work, result.message)
+        elif isinstance(result, WorkFailure):
             policies.refuse(work.path, result.message)
         else:
             policies.served(work, result.served, result.refused)

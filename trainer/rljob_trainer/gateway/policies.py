@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.gateway.refusals import Refusals
+from rljob_trainer.gateway.refusals import MOST_REFUSED, PASSING_SECONDS, REFUSED_SECONDS, Refusals
 from rljob_trainer.wire.rollout_client import RequestRefusedError
 from rljob_trainer.wire.service import ServePolicy
 
@@ -189,12 +189,25 @@ class ServedPolicies:
         else:
             self._advance()
 
+    def troubled(self, work: ServePolicy, why: str) -> None:
+        """The ranks could not send a policy, for a reason that may pass: they try again after a pause, and after some tries the samples fail that
+        wait for it."""
+        self.sending = ""
+        for server in work.servers:
+            if server["podUid"] in self._servers:
+                self._servers[server["podUid"]].failed()
+        if self._refusals.count(work.path):
+            self.refuse(work.path, why, PASSING_SECONDS)
+
     def _refusal(self, policy: str, reasons: Mapping[str, str]) -> str | None:
         """Why a policy is not sent again after an update. `reasons`: of servers that have answered, by pod: one that nobody reaches says nothing."""
         if self._has(policy):
             self._refusals.taken(policy)
             return None
-        return self._refusals.count(policy, reasons) if reasons else None
+        if not reasons or not self._refusals.count(policy):
+            return None
+        said = "; ".join(f"{pod}: {why}" for pod, why in sorted(reasons.items()))
+        return f"no server has taken {policy}, of {MOST_REFUSED} updates in a row. {said}"
 
     def lost(self, endpoint: RolloutEndpoint) -> None:
         """A server does not have the policy any more: it may have been started again."""
@@ -203,9 +216,10 @@ class ServedPolicies:
         self._require_servers()
         self._changed()
 
-    def refuse(self, policy: str, why: str) -> None:
-        """Servers cannot have a policy: the samples that wait for it fail with that, and those that come later, as long as Refusals says so."""
-        self._refusals.keep(policy, why, self._servers)
+    def refuse(self, policy: str, why: str, seconds: float = REFUSED_SECONDS) -> None:
+        """Servers cannot have a policy: the samples that wait for it fail with that, and those that come later, as long as Refusals says so:
+        `seconds` at most."""
+        self._refusals.keep(policy, why, self._servers, seconds)
         refused = [waiting for waiting in self._waiting if waiting.policy == policy]
         self._waiting = deque(waiting for waiting in self._waiting if waiting.policy != policy)
         self._forget()  # what they have of it counts for nothing

@@ -1,18 +1,19 @@
 """Policies that servers cannot have: the ranks say so at once (a snapshot is damaged, say), or some updates in a row show it. They are refused until
-their files change, a server comes that was not asked, or REFUSED_SECONDS have passed.
+their files change, a server comes that was not asked, or some time has passed.
 """
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 MOST_REFUSED = 3
 """Updates in a row that no server takes."""
 REFUSED_SECONDS = 600.0
-"""Then a policy is tried again: what was against it may have been a server's own trouble, which ended with its process and left its pod, or the
-volume's."""
+"""Then a policy is tried again: what was against it may have been a server's own trouble, which ended with its process and left its pod."""
+PASSING_SECONDS = 15.0
+"""The same where the ranks could not read it, because of the volume's trouble or their machine's."""
 
 FileStates = frozenset[tuple[str, int, int]]
 """Name, bytes and time of the last change of each file of a directory."""
@@ -41,13 +42,10 @@ class Refusals:
         self._in_a_row = Counter[str]()
         self._refused = dict[str, _Refusal]()
 
-    def count(self, policy: str, reasons: Mapping[str, str]) -> str | None:
-        """No server has taken an update. Why the policy is refused, if this was one too many. `reasons`: of those that answered, by pod."""
+    def count(self, policy: str) -> bool:
+        """No server has got it by an update. Whether this was one too many."""
         self._in_a_row[policy] += 1
-        if self._in_a_row[policy] < MOST_REFUSED:
-            return None
-        said = "; ".join(f"{pod}: {why}" for pod, why in sorted(reasons.items()))
-        return f"no server has taken {policy}, of {MOST_REFUSED} updates in a row. {said}"
+        return self._in_a_row[policy] >= MOST_REFUSED
 
     def taken(self, policy: str) -> None:
         """A server has it."""
@@ -58,12 +56,12 @@ class Refusals:
         self._in_a_row.clear()
         self._refused.clear()
 
-    def keep(self, policy: str, why: str, servers: Collection[str]) -> None:
-        """A policy is refused from now on. `servers`: UIDs of those that there are."""
+    def keep(self, policy: str, why: str, servers: Collection[str], seconds: float) -> None:
+        """A policy is refused from now on, for so long at most. `servers`: UIDs of those that there are."""
         self._in_a_row.pop(policy, None)
         now = time.monotonic()
         self._refused = {name: refusal for name, refusal in self._refused.items() if refusal.holds(name, now)}
-        self._refused[policy] = _Refusal(why, _files(policy), frozenset(servers), now + REFUSED_SECONDS)
+        self._refused[policy] = _Refusal(why, _files(policy), frozenset(servers), now + seconds)
 
     def why(self, policy: str, servers: Collection[str]) -> str | None:
         """Why a policy is refused. None: it is not. `servers`: UIDs of those that there are now."""

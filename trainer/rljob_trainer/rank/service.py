@@ -109,7 +109,7 @@ class ServiceRanks:
             return self._do(work)
         except RefusedWork as error:
             log.info("refused %s: %s", _named(work), error)
-            return WorkFailure(message=str(error))
+            return WorkFailure(message=str(error), category=error.category)
 
     def _do(self, work: ModelWork | ServePolicy) -> WorkResult:
         match work:

@@ -6,7 +6,6 @@ A snapshot says what its tensors were when the model was trained (digest), and w
 each server has to compute, too (probe).
 """
 
-import json
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -14,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from rljob_api import names
 from rljob_api.protocol import Control, RolloutEndpoint
 from rljob_trainer.checkpoint.files import write_json
 from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.megatron.service import ServiceEngine
-from rljob_trainer.model_files import Damaged, weight_files
 from rljob_trainer.rank.driver_client import ServiceDriverClient
 from rljob_trainer.rank.saved_tensors import tensors_of
+from rljob_trainer.rank.snapshot_files import policy_of
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.collective import Ranks
@@ -69,14 +67,10 @@ class WholeSnapshots:
             write_json(scratch / POLICY, {"digest": exported.version.digest} | probe)
 
     def serve(self, work: ServePolicy) -> WorkResult:
-        """Have servers serve what is in a directory. Raises RefusedWork when it is gone or cannot be read, its tensors are not those that were saved,
-        or a server that has it computes other log-probabilities."""
+        """Have servers serve what is in a directory, which rank 0 alone reads. Raises RefusedWork when it is gone or cannot be read, its tensors are
+        not those that were saved, or a server that has it computes other log-probabilities."""
         directory = Path(work.path)
-        if not self._ranks.all((directory / "config.json").is_file()):
-            raise RefusedWork(f"{directory} holds no model: it was deleted")
-        saved = self._ranks.broadcast(self._saved(directory) if self._ranks.is_first else None)
-        if isinstance(saved, str):
-            raise RefusedWork(saved)
+        saved = policy_of(directory, self._ranks)
         result = self._sent(work, directory, saved)
         why = self._ranks.broadcast(result if isinstance(result, str) else None)
         if why or isinstance(result, str):
@@ -106,14 +100,6 @@ class WholeSnapshots:
         work = ForwardBackward(model=model, seq=0, data=data, loss="cross_entropy", forward_only=True)
         return [values.tolist() for values in self._engine.forward_backward(work).log_probs]
 
-    def _saved(self, directory: Path) -> dict[str, Any] | str:
-        """What a snapshot says of itself, or why its files cannot be read, which rank 0 alone does: it says so before any rank begins to send."""
-        try:
-            _require_whole(directory)
-            return _policy(directory / POLICY)
-        except (SafetensorError, Damaged, OSError, ValueError) as error:
-            return f"the snapshot {directory} is damaged: {error}. Save it again"
-
     def _probe(self, saved: dict[str, Any]) -> Probe | None:
         if not saved.get("sequences"):
             return None
@@ -128,18 +114,6 @@ def _outcome(servers: Sequence[RolloutEndpoint], published: Published) -> WorkRe
         served=tuple(server.pod_uid for server in servers if server.pod in published.ok),
         refused={server.pod_uid: refused[server.pod] for server in servers if server.pod in refused},
     )
-
-
-def _require_whole(directory: Path) -> None:
-    """Reads headers, which have to fit the lengths of their files. Raises SafetensorError, Damaged and OSError."""
-    for file in weight_files(directory):
-        with safe_open(file, "pt"):
-            pass
-
-
-def _policy(file: Path) -> dict[str, Any]:
-    """Of the base model nothing is known: servers have read it from the same files. Raises OSError and ValueError."""
-    return dict(json.loads(file.read_text())) if file.is_file() else {}
 
 
 def _following(tokens: Sequence[int]) -> Datum:

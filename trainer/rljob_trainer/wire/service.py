@@ -169,6 +169,14 @@ class WorkFailure:
 class RefusedWork(ValueError):
     """Work that its client got wrong: its result is a Failure with this message."""
 
+    category: Literal["user", "server"] = "user"
+
+
+class PassingTrouble(RefusedWork):
+    """Work that cannot be done now, and perhaps can soon."""
+
+    category = "server"
+
 
 class NextWork(TypedDict, total=False):
     """The next piece of work, or what there is instead of it; empty: nothing yet, ask again."""
