@@ -156,6 +156,34 @@ async def test_the_former_directory_of_a_name_goes_when_the_name_is_saved_again(
     assert [path.is_dir() for path in found] == [False, True]
 
 
+@pytest.mark.parametrize("what", ["its last checkpoint", "a state of the client"])
+async def test_what_ranks_load_for_a_session_that_ends_goes_once_they_have_it(tmp_path: Path, what: str) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    for seq in (1, 2):
+        await world.ask(seq)
+    await world.idle()
+    if what == "its last checkpoint":
+        world.crash("ranks")
+    else:
+        await world.service.ask("ann", world.model, 3, SaveState(model=world.model, seq=3, path=""), "tinker://a/b")
+        load = LoadState(model=world.model, seq=4, path="tinker://a/b", optimizer=True)
+        await world.service.ask("ann", world.model, 4, load)
+    offered = await world.offered()
+    while not isinstance(offered, LoadState):
+        await world.work()
+        offered = await world.offered()
+    if what == "a state of the client":
+        await world.service.delete("ann", "tinker://a/b")
+    await world.service.close_session("ann", world.session)
+    await world.service.sweep()
+    loaded = str(Path(offered.path).relative_to(tmp_path))
+    assert loaded in files(tmp_path), "ranks would end whose files are gone"
+    await world.work()
+    await world.service.sweep()
+    assert loaded not in files(tmp_path)
+
+
 async def test_a_gateway_that_another_one_has_followed_acknowledges_nothing_more(tmp_path: Path) -> None:
     former = GatewayService(SPEC, tmp_path)
     session = await former.open_session("anybody")

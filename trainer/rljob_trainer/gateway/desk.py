@@ -45,6 +45,8 @@ class Piece:
     name: str = ""
     """What it is, in words that are the same in every epoch."""
     kind: str = OF_CLIENTS
+    loads: str = ""
+    """Path of the state that the ranks read for it; empty: none."""
     ticket: str = field(default_factory=partial(secrets.token_hex, 8))
 
 
@@ -69,6 +71,12 @@ class Desk:
         """Where all parameters are trained: what servers have, and are to have."""
         self.mismatches = 0
         """Repetitions with another result than the first time."""
+
+    @property
+    def reading(self) -> set[str]:
+        """Paths of what the ranks read now, for themselves or for servers."""
+        loaded = {self._pending.loads} if self._pending else set()
+        return loaded.union({self.policies.sending} if self.policies else set())
 
     def changed(self) -> None:
         """There may be something to do."""
@@ -202,7 +210,8 @@ class Desk:
             line.built += 1
 
         work = steps[line.built]
-        return Piece(encode(work), finish, partial(self._not_made, book), f"{type(work).__name__} of {line.model}")
+        name = f"{type(work).__name__} of {line.model}"
+        return Piece(encode(work), finish, partial(self._not_made, book), name, loads=_loaded(work))
 
     def _steps(self, book: Book) -> Iterator[Work]:
         """How the ranks get a model."""
@@ -241,7 +250,8 @@ class Desk:
             await finish(work, encode(work))
             return None
         give_up = partial(book.give_up, seq) if entry.result is None else partial(self._fail, book)
-        return Piece(encode(work) if work else entry.body, finish, give_up, f"request {seq} of {model}")
+        body, name = encode(work) if work else entry.body, f"request {seq} of {model}"
+        return Piece(body, finish, give_up, name, loads=_loaded(work))
 
     async def _loading(self, book: Book, work: LoadState) -> LoadState | WorkFailure:
         """The directory is found once: a repetition loads, or fails to find, what the first execution did."""
@@ -298,6 +308,10 @@ class Desk:
 
     async def _ignore(self, result: WorkResult | WorkFailure, body: bytes) -> None:
         """Of work whose result says nothing."""
+
+
+def _loaded(work: Work | None) -> str:
+    return work.path if isinstance(work, LoadState) else ""
 
 
 def _update(policies: ServedPolicies) -> Piece:

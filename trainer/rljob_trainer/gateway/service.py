@@ -49,7 +49,7 @@ class GatewayService:
         self.sampling: WaitingSamples | None = None
         self.memory = MemoryBudget(self._kept)
         self._leaving = set[str]()
-        """Directories that go as soon as no server reads them."""
+        """Directories that go as soon as nobody reads them."""
         self._creating = asyncio.Lock()
         self._restore()
         self._limits = Quotas(spec)
@@ -280,7 +280,7 @@ class GatewayService:
             await self._remove_unused(*book.line.directories)
 
     async def _remove_unused(self, *directories: str) -> None:
-        """Delete what no name, no sampler and no model needs any more. A server would end that reads adapters which are gone."""
+        """Delete what no name, no sampler and no model needs any more, as soon as nobody reads it."""
         unused = set(directories) - self._used - {""}
         self._leaving = (self._leaving - set(directories)) | unused & self._read
         gone = unused - self._leaving
@@ -291,9 +291,9 @@ class GatewayService:
 
     @property
     def _read(self) -> set[str]:
-        """By servers, or by ranks that send a policy to them."""
-        sent = {self.files.directory(self.desk.policies.sending)} if self.desk.policies else set()
-        return sent.union(self.sampling.directories if self.sampling else set())
+        """By servers, or by ranks, for which a directory that is gone would be the end."""
+        loaded = {self.files.directory(path) for path in self.desk.reading}
+        return loaded.union(self.sampling.directories if self.sampling else set())
 
     @property
     def _used(self) -> set[str]:
