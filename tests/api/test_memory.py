@@ -6,7 +6,7 @@ import pytest
 
 from api.sized import GIB, MOE, QWEN_1_5B, gpu_spec
 from api.specs import make_spec
-from rljob_api.sizing.host import HostMemory, host_memory
+from rljob_api.sizing.host import PROCESSES, HostMemory, host_memory
 from rljob_api.sizing.memory import (
     SERVER_OVERHEAD,
     TRAINER_OVERHEAD,
@@ -298,9 +298,11 @@ def test_an_optimizer_on_the_host_takes_nothing_of_the_gpu_and_twelve_bytes_of_t
     assert [found[name].state / b for name in ("generate", "train", "save")] == [width, width + 4, width]
     assert trainer_memory(spec, QWEN_1_5B).optimizer == 0
     buffers = copies * UPDATING
-    assert host_memory(spec, QWEN_1_5B) == HostMemory(12 * b + buffers, 0, width * b), "nothing trains during a save"
+    held = {"reference": 0, "processes": copies * PROCESSES}
+    expected = HostMemory(offloaded=12 * b + buffers, checkpoint=width * b, **held)
+    assert host_memory(spec, QWEN_1_5B) == expected, "nothing trains during a save"
     saves = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"every_steps": 1})})
-    assert host_memory(saves, QWEN_1_5B) == HostMemory(12 * b + buffers, 0, (width + 12) * b)
+    assert host_memory(saves, QWEN_1_5B) == HostMemory(offloaded=12 * b + buffers, checkpoint=(width + 12) * b, **held)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ OUTSIDE: what processes hold outside of tensors, such as CUDA's contexts
 
 Fits, by the estimate
 
-Host memory of a trainer pod: 297.8 GiB (141.8 for offload, 56.7 for the reference, 99.3 for a checkpoint), \
-and what its processes need in any case; limits.memory: 768.0 GiB
+Host memory of a trainer pod: 349.8 GiB (141.8 for offload, 56.7 for the reference, 99.3 for a checkpoint, 52.0 for ranks and servers); \
+limits.memory: 768.0 GiB
 
 KV cache of a server: at most 17.5 GiB per GPU, 326,845 tokens; 21.0 GiB per GPU would hold all samples in flight at their longest
 """

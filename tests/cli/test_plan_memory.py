@@ -34,11 +34,14 @@ def test_what_offload_moves_is_held_against_the_limit_of_the_pod(capsys: pytest.
     assert plan("--set", f"{resources}.limits.memory=256Gi", "--set", f"{resources}.requests.memory=200Gi") == 1
     out = capsys.readouterr().out
     assert "limits.memory: 256.0 GiB: more than it has, so the pod would end with OOMKilled\n" in out
-    assert f"spec.{resources}.limits.memory = 256Gi\n    the job keeps 297.8 GiB in the host memory" in out
+    assert f"spec.{resources}.limits.memory = 256Gi\n    the job keeps 349.8 GiB in the host memory" in out
     assert "Valid." not in out
     stays = ("checkpoint.everySteps=0", "trainer.offload={}", "reference.offload=false")
     assert plan(*(word for value in stays for word in ("--set", value))) == 0
-    assert "Host memory of a trainer pod: 99.3 GiB (99.3 for a checkpoint), " in capsys.readouterr().out, "the last one"
+    assert (
+        "Host memory of a trainer pod: 151.3 GiB (99.3 for a checkpoint, 52.0 for ranks and servers)"
+        in capsys.readouterr().out
+    ), "the last one"
 
 
 def test_what_a_rollout_pod_holds_in_host_memory_is_held_against_its_limit(capsys: pytest.CaptureFixture[str]) -> None:

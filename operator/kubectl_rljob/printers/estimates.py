@@ -56,6 +56,7 @@ HELD = {
     "offloaded": "offload",
     "reference": "the reference",
     "checkpoint": "a checkpoint",
+    "processes": "ranks and servers",
     "arriving": "the next policy",
 }
 
@@ -66,7 +67,8 @@ def of_host(role: str, memory: HostMemory | RolloutHost, limit: float) -> list[s
     parts = [f"{gib.text(held)} for {what}" for held, what in amounts if held]
     if not parts:
         return []
-    line = f"Host memory of a {role} pod: {gib.whole(memory)} GiB ({', '.join(parts)}), and what its processes need in any case"
+    more = "" if getattr(memory, "processes", 0.0) else ", and what its processes need in any case"
+    line = f"Host memory of a {role} pod: {gib.whole(memory)} GiB ({', '.join(parts)}){more}"
     if not limit:
         return [f"{line}; limits.memory is not set"]
     over = ": more than it has, so the pod would end with OOMKilled" if memory.total > limit else ""

@@ -2,18 +2,22 @@
 
 What is offloaded from the GPUs or updated on the host, and copies that checkpoints are written from: of moments and float32 weights
 those that a rank has (megatron/compat/core_checkpoints.py in the trainer), and its share of the weights, which data-parallel ranks write together;
-what is updated on the host is copied only where training continues meanwhile; weights and moments of a draft are copied by the first rank. Not
-counted: what processes hold in any case (imports, buffers of libraries, pages of files), and pages of weights that servers read.
+what is updated on the host is copied only where training continues meanwhile; weights and moments of a draft are copied by the first rank. What
+processes hold in any case (imports, buffers of libraries) is counted where servers are colocated, as it was measured, and not elsewhere. Not counted:
+pages of files.
 """
 
 from dataclasses import dataclass
 
 from rljob_api import names
 from rljob_api.sizing import guessing
-from rljob_api.sizing.layout import Layout
+from rljob_api.sizing.layout import Layout, servers_per_pod
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import FLOAT, Stage, own_parameters, shares, stages
 from rljob_api.spec import RLJobSpec
+
+PROCESSES = 6.5 * 2**30
+"""Bytes for each GPU that the processes of a rank and of a colocated server hold besides: eleven jobs on one to four GPUs, within 1.3 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +31,22 @@ class HostMemory:
     """The model that changes places with the policy."""
     checkpoint: float
     """What the largest checkpoint is written from."""
+    processes: float = 0.0
+    """Of ranks and colocated servers."""
 
     @property
     def total(self) -> float:
-        return self.offloaded + self.reference + self.checkpoint
+        return self.offloaded + self.reference + self.checkpoint + self.processes
 
 
 def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
     ranks, every = spec.trainer.processes_per_node, stages(spec, shape)
+    served = servers_per_pod(spec) > 0 and spec.trainer.device == "gpu"
     return HostMemory(
         offloaded=ranks * max(sum(n.on_host for n in s.networks) + _clients(spec, s) for s in every),
         reference=ranks * _reference(spec, shape),
         checkpoint=ranks * max(_written(spec, s) for s in every) + 3 * FLOAT * guessing.draft(spec, shape),
+        processes=ranks * PROCESSES if served else 0.0,
     )
 
 
