@@ -78,7 +78,7 @@ CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}
         ({"train": {"optimizer": {"momentsDtype": "bfloat16", "beta1": 0.995}}} | UPDATED_ON_HOST, "spec.train.optimizer.beta1"),
         ({"train": {"optimizer": {"momentsDtype": "bfloat16", "beta2": 0.999}}} | UPDATED_ON_HOST, "spec.train.optimizer.beta2"),
         ({"train": {"optimizer": {"momentsDtype": "bfloat16"}}, "trainer": {"device": "cpu"}}, "spec.train.optimizer.momentsDtype"),
-        ({"train": {"optimizer": {"momentsDtype": "bfloat16"}}, "trainer": {"device": "gpu"}, "model": {"dtype": "float32"}},
+        ({"train": {"optimizer": {"momentsDtype": "bfloat16"}}, "trainer": {"device": "gpu"}, "model": {"dtype": "bfloat16"}},
          "spec.train.optimizer.momentsDtype"),
         ({"algorithm": {"advantage": "gae"}, "critic": {"optimizer": {"momentsDtype": "bfloat16"}}, "trainer": {"device": "cpu"}},
          "spec.critic.optimizer.momentsDtype"),
@@ -112,7 +112,6 @@ def test_each_contradiction_is_found_at_its_field(changes: dict[str, Any], field
         {"train": {"optimizer": {"learningRate": 1e-5, "warmupSteps": 2, "decay": "cosine", "minLearningRate": 1e-6}}},
         {"rewards": [{"rule": "math", "weight": 0.5}, {"model": {"path": "/m"}}]},
         {"train": {"optimizer": {"momentsDtype": "bfloat16", "beta2": 0.99}}} | UPDATED_ON_HOST,
-        {"train": {"optimizer": {"momentsDtype": "bfloat16"}}, "trainer": {"device": "gpu"}, "model": {"dtype": "bfloat16"}},
     ],
 )  # fmt: skip
 def test_what_belongs_together_is_accepted(changes: dict[str, Any]) -> None:

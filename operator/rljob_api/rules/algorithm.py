@@ -18,7 +18,6 @@ ONLY_TAUGHT = TEACHER & size("rewards").equals(0)
 
 MOST_DECAY = 0.99
 """Of a moment in bfloat16, whose numbers have 8 bits: a step that changes one by less than 1/256 leaves it as it was."""
-
 OBJECT_RULES = (
     Rule(
         "train.samplesPerPrompt",
@@ -241,7 +240,6 @@ def _schedule_violations(where: str, o: Optimizer, steps: int | None) -> Iterato
 
 def moments_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Moments in bfloat16, of policy and critic."""
-    device, dtype = spec.trainer.device, spec.model.dtype
     trained = [("spec.train.optimizer", spec.train.optimizer, "spec.trainer.offload.update", spec.trainer.offload)]
     if spec.critic:
         trained.append(
@@ -257,8 +255,8 @@ def moments_violations(spec: RLJobSpec) -> Iterator[Violation]:
         if spec.task == "service":
             rule = "the moments of a service's clients are float32"
             yield Violation(f"{where}.momentsDtype", "bfloat16", rule, "remove it")
-        elif not offload.update and (device, dtype) != ("gpu", "bfloat16"):
-            rule = f"trainer.device: {device} with model.dtype: {dtype} has such moments only where {update} is true"
+        elif not offload.update:  # benchmarks/resume.py is to show them on a GPU
+            rule = "such moments are shown only where optimizer steps are taken on the host"
             yield Violation(f"{where}.momentsDtype", "bfloat16", rule, f"set {update}: true, or remove it")
 
 
