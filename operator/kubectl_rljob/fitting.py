@@ -26,6 +26,9 @@ FAR = 4.0
 """Of a GPU's memory. What needs more by the estimate does not fit. Estimates were up to 1.5 times what was measured, and of a stage with selective
 recomputation of `mlp`, which they do not follow, they are up to 3.5 times what there is."""
 
+ROOM = 0.95
+"""Of a GPU's memory, into which suggestions have to fit: estimates were up to 7 % too low, and an allocator cannot use all."""
+
 
 def tight(phases: Sequence[PhaseMemory], device: Gpu) -> list[PhaseMemory]:
     """Phases that do not fit by the estimate alone."""
@@ -81,10 +84,19 @@ def arguments(spec: RLJobSpec, role: str) -> Mapping[str, Any]:
     return next((p.vllm_args for p in spec.pools if p.name == role), spec.rollout.vllm_args)
 
 
-def doubts(spec: RLJobSpec, phases: Sequence[PhaseMemory], caches: Mapping[str, float], device: Gpu) -> Iterator[str]:
-    """What may not fit, and what does if the estimates are too high. `caches` as in `of_servers`."""
+def doubts(
+    spec: RLJobSpec,
+    phases: Sequence[PhaseMemory],
+    gangs: Mapping[str, TrainerMemory],
+    caches: Mapping[str, float],
+    device: Gpu,
+) -> Iterator[str]:
+    """What may not fit, and what does if the estimates are too high. `gangs`, `caches` as in `of_gangs` and `of_servers`."""
     if hardly := tight(phases, device):
         yield f"in {_named(hardly)} of {_gpu(device)}"
+    for role, held in gangs.items():
+        if held.total > device.bytes:
+            yield f"in the gang of {role} ({gib.whole(held)} GiB) of {_gpu(device)}"
     for role, there in caches.items():
         given = may_be_smaller(arguments(spec, role)) if there <= 0 else []
         if given:

@@ -22,8 +22,10 @@ from rljob_api.sizing.layout import wanted_servers
 from rljob_api.sizing.memory import (
     CacheMemory,
     PhaseMemory,
+    TrainerMemory,
     cache_memory,
     gang_memory,
+    outside_tensors,
     phases,
     pool_cache,
     pool_weights,
@@ -34,8 +36,9 @@ from rljob_api.sizing.network import Cards, Flow
 from rljob_api.sizing.replica import Arrival, RolloutHost, arrival, rollout_host
 from rljob_api.sizing.server_arguments import not_counted
 from rljob_api.sizing.shape import Shape
-from rljob_api.sizing.speed import Machine, Speed, speed
+from rljob_api.sizing.speed import Speed, speed
 from rljob_api.sizing.stage import operations, shares
+from rljob_api.sizing.training import Machine
 from rljob_api.sizing.volume import VolumeSpace, volume_space
 from rljob_api.spec import RLJobSpec
 
@@ -144,16 +147,23 @@ class Plan:
         if counted is None:
             return []
         spec, shape = counted
-        estimates = [Estimate("trainer", asdict(trainer_memory(spec, shape)))]
-        estimates += [
-            Estimate(role, asdict(gang_memory(spec, self.others.get(role, shape), role))) for role in spec.gangs
-        ]
+        trainer = replace(trainer_memory(spec, shape), outside=outside_tensors(spec))
+        estimates = [Estimate("trainer", asdict(trainer))]
+        estimates += [Estimate(role, asdict(held)) for role, held in self._gangs().items()]
         if wanted_servers(spec):
             estimates.append(Estimate("rollout", {"weights": rollout_memory(spec, shape).weights}))
         pools = [pool for pool in spec.pools if pool.name in self.others]
         return estimates + [
             Estimate(pool.name, {"weights": pool_weights(pool, self.others[pool.name])}) for pool in pools
         ]
+
+    def _gangs(self) -> dict[str, TrainerMemory]:
+        """What a GPU of each other model's gang holds, by role, where the policy's model is known."""
+        counted = self._counted()
+        if counted is None:
+            return {}
+        spec, shape = counted
+        return {role: gang_memory(spec, self.others.get(role, shape), role) for role in spec.gangs}
 
     def pool_caches(self) -> dict[str, float]:
         """By pool whose model is known, the bytes that a GPU of its server has for keys and values, where a GPU was named."""
@@ -239,10 +249,9 @@ class Plan:
             return [*trainers]
         arriving, cache = self.arrival(), self.cache()
         rollouts = fitting.of_host("rollout", arriving[1], spec.rollout.template) if arriving else ()
-        gangs = {role: gang_memory(spec, self.others.get(role, shape), role) for role in spec.gangs}
         return [
             *fitting.of_trainer(self.phases(), self.device, partial(remedy, spec, shape, self.device.bytes)),
-            *fitting.of_gangs(spec, gangs, self.device),
+            *fitting.of_gangs(spec, self._gangs(), self.device),
             *fitting.of_servers(spec, self._caches(), self.device),
             *(fitting.short_cache(spec, cache) if cache and not self.uncertain_room() else ()),
             *trainers,
@@ -255,7 +264,7 @@ class Plan:
             return []
         cache, why = self.cache(), self.uncertain_room()
         return [
-            *fitting.doubts(self.spec, self.phases(), self._caches(), self.device),
+            *fitting.doubts(self.spec, self.phases(), self._gangs(), self._caches(), self.device),
             *(fitting.doubtful_cache(self.spec, cache, why) if cache else ()),
         ]
 

@@ -10,7 +10,7 @@ from typing import Any
 from kubectl_rljob.planning import Plan
 from kubectl_rljob.suggesting import Planned, Suggestion, elsewhere, put, suggest
 from rljob_api.manifest import Manifest
-from rljob_api.sizing.speed import Machine
+from rljob_api.sizing.training import Machine
 from rljob_api.spec import RLJobSpec
 
 WORTH = 1.02

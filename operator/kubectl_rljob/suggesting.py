@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from kubectl_rljob.choices import Choice, choices, shared_critic
+from kubectl_rljob.fitting import ROOM
 from kubectl_rljob.planning import Plan
 from kubectl_rljob.remedies import most_tokens
 from rljob_api.manifest import Manifest
@@ -17,16 +18,15 @@ from rljob_api.rules.layout import RANKS_CHECKS, of_the_trainer
 from rljob_api.rules.model import model_violations
 from rljob_api.sizing.memory import cache_memory, phases
 from rljob_api.sizing.shape import Shape
-from rljob_api.sizing.speed import Machine, Speed, speed
+from rljob_api.sizing.speed import Speed, speed
 from rljob_api.sizing.split import WAYS
+from rljob_api.sizing.training import Machine
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.processes import Parallelism
 
 SHOWN = 5
 SECONDS = 10.0
 """How long layouts are looked at, and then those planned that look best."""
-ROOM = 0.95
-"""Of a GPU's memory, which an estimate may fill: it is not exact."""
 TOO_LARGE = "take more of a GPU"
 Planned = Callable[[Manifest], Plan]
 

@@ -12,10 +12,11 @@ import pytest
 
 from benchmarks import step
 from benchmarks.shapes import MODELS, shapes
-from rljob_api.sizing import speed
 from rljob_api.sizing.devices import device
 from rljob_api.sizing.network import cards
 from rljob_api.sizing.shape import Shape
+from rljob_api.sizing.speed import Speed, speed
+from rljob_api.sizing.training import Machine
 from rljob_api.spec import RLJobSpec
 
 RUNS = Path(__file__).parents[2] / "benchmarks/runs"
@@ -69,11 +70,11 @@ GENERATED = [row for row in MEASURED if row.generate is not None]
 EXPERTS = [row for row in MEASURED if row.options.expert > 1]
 
 
-def modelled(row: Measured) -> speed.Speed:
+def modelled(row: Measured) -> Speed:
     gpu = device(row.card)
     assert gpu.rates
-    machine = speed.Machine(gpu.rates, gpu.bytes, cards("8x400g"))
-    return speed.speed(spec_of(row.options), shape_of(row), machine)
+    machine = Machine(gpu.rates, gpu.bytes, cards("8x400g"))
+    return speed(spec_of(row.options), shape_of(row), machine)
 
 
 def shape_of(row: Measured) -> Shape:

@@ -13,8 +13,9 @@ from rljob_api.sizing.devices import device
 from rljob_api.sizing.memory import phases
 from rljob_api.sizing.network import cards
 from rljob_api.sizing.shape import Shape
-from rljob_api.sizing.speed import Machine, speed
+from rljob_api.sizing.speed import speed
 from rljob_api.sizing.stage import passes, shares
+from rljob_api.sizing.training import Machine
 from rljob_api.spec import RLJobSpec
 
 TOKENS = 16384

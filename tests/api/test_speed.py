@@ -8,7 +8,8 @@ from api.specs import make_spec
 from rljob_api.sizing.devices import device
 from rljob_api.sizing.network import cards
 from rljob_api.sizing.shape import Shape
-from rljob_api.sizing.speed import STARTING, Machine, Speed, speed
+from rljob_api.sizing.speed import Speed, speed
+from rljob_api.sizing.training import STARTING, Machine
 
 QWEN_1_5B = Shape(28, 1536, 12, 2, 128, 8960, 151936, tied=True)
 QWEN_7B = Shape(28, 3584, 28, 4, 128, 18944, 152064)
@@ -96,6 +97,53 @@ def test_small_products_of_experts_wait_for_the_process_that_starts_them() -> No
     assert train(4 * 1280) == pytest.approx(4 * products, rel=0.1)
     assert train(1280, recompute={"granularity": "full"}) == pytest.approx(16 * products * 8 / 6, rel=0.03)
     assert train(16 * 1280) > products, "the GPU has more to do"
+
+
+GANG = {"processesPerNode": 8, "parallelism": {"tensor": 2}}
+PPO = {"algorithm": {"advantage": "gae", "kl": {"coefficient": 0.1}}}
+REWARD = {"rewards": [{"model": {"path": "/data/reward", "offload": False}}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        (PPO | {"critic": {}}, 3 + 1 + 3 + 1),
+        (PPO | {"critic": {}, "lora": {}}, 2 + 1 + 3 + 1),
+        (PPO | {"critic": GANG}, 3 + 1),
+        (PPO | {"critic": {}, "reference": GANG}, 3 + 3 + 1),
+        (REWARD, 3 + 1),
+        ({"rewards": [{"model": {"path": "/data/reward"} | GANG}]}, 3),
+    ],
+    ids=["critic", "critic of adapters", "critic apart", "reference apart", "reward model", "reward model apart"],
+)
+def test_models_on_the_trainers_ranks_take_turns_with_the_policy(changes: dict[str, Any], passes: int) -> None:
+    """Three passes of the policy, one of its reference, and with a critic its values and three more."""
+    alone = {"processesPerNode": 1, "nodes": 8}
+    shape = Shape(28, 3584, 28, 4, 128, 18944, 152064)
+    plain = step(shape, trainer=alone, network="8x9999g")
+    found = step(shape, trainer=alone, network="8x9999g", **changes)
+    assert found.train / plain.train == pytest.approx(passes / 3, rel=0.03)
+    assert ("score" in found.phases) == ("processesPerNode" in str(changes))
+
+
+def test_the_trainer_waits_for_what_the_slowest_gang_measures_and_then_for_the_critic() -> None:
+    gang = {"processesPerNode": 4, "parallelism": {"tensor": 4}}
+    models = PPO | {"critic": GANG, "reference": gang, "rewards": [{"model": {"path": "/data/reward"} | GANG}]}
+    score = {
+        name: step(QWEN_7B, **{k: v for k, v in models.items() if k not in left}).score
+        for name, left in {"all": (), "critic": ("reference", "rewards"), "reference": ("critic", "rewards")}.items()
+    }
+    found = step(QWEN_7B, **models)
+    assert score["all"] == pytest.approx(score["critic"] + score["reference"])
+    assert found.seconds == pytest.approx(found.generate + found.score + found.train + found.sync)
+
+
+def test_a_response_takes_its_time_however_many_servers_there_are() -> None:
+    def generate(replicas: int) -> float:
+        rollout = {"placement": "separate", "replicas": replicas}
+        return step(QWEN_7B, rollout=rollout, train={"promptsPerStep": 2}).generate
+
+    assert generate(64) == generate(32) > 0.8 * generate(16)
 
 
 def test_generation_and_training_share_the_time_where_they_have_gpus_of_their_own() -> None:

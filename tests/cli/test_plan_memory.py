@@ -29,6 +29,13 @@ def test_a_phase_that_cannot_fit_or_may_not_is_named(capsys: pytest.CaptureFixtu
     assert "\nMay not fit in train, by the estimate\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("gpu", "spare"), [("60Gi", ""), ("56Gi", ", with less than 5 % of the GPU to spare in save")])
+def test_a_gpu_that_is_nearly_full_is_named(gpu: str, spare: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A save takes 53.9 GiB, the server with a cache of 16 included."""
+    assert plan("--gpu", gpu, "--set", "rollout.vllmArgs.kv-cache-memory-bytes=17179869184") == 0
+    assert f"\nFits, by the estimate{spare}\n" in capsys.readouterr().out
+
+
 def test_what_offload_moves_is_held_against_the_limit_of_the_pod(capsys: pytest.CaptureFixture[str]) -> None:
     resources = "trainer.template.resources"
     assert plan("--set", f"{resources}.limits.memory=256Gi", "--set", f"{resources}.requests.memory=200Gi") == 1
@@ -119,8 +126,8 @@ def test_without_a_gpu_the_cache_is_what_the_batch_would_want(capsys: pytest.Cap
     assert plan() == 0
     out = capsys.readouterr().out
     assert "BY PHASE" not in out
-    assert "\ntrainer       7.1       14.2        -           17.0          3.5      -              41.8\n" in out
-    assert "\nA trainer's GPU holds 6.0 more outside of tensors; --gpu shows every phase of a step\n" in out
+    assert "\ntrainer       7.1       14.2        17.0          3.5      6.0       47.8\n" in out
+    assert "\n--gpu shows every phase of a step on a trainer's GPU\n" in out
     assert "KV cache of a server: 21.0 GiB per GPU would hold all samples in flight at their longest; --gpu says" in out
 
 

@@ -17,10 +17,10 @@ from rljob_placement.cluster import OCCUPYING
 SCHEDULING = {"backend": "builtin", "topologyLevels": ["block", "rack"]}
 
 PAGE = """\
-GIB PER GPU   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   OTHER MODELS   TOTAL
-trainer       1.8       3.5         5.3         17.0          -        -              27.6
-rollout       7.1       -           -           -             -        -              7.1
-A trainer's GPU holds 4.0 more outside of tensors; --gpu shows every phase of a step
+GIB PER GPU   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   OUTSIDE   TOTAL
+trainer       1.8       3.5         5.3         17.0          4.0       31.6
+rollout       7.1       -           -           -             -         7.1
+--gpu shows every phase of a step on a trainer's GPU
 
 Host memory of a trainer pod: 49.6 GiB (49.6 for a checkpoint), and what its processes need in any case; limits.memory is not set
 

@@ -54,9 +54,9 @@ LAYER = 2 * 3584 * 128 * (28 + 4) + 3 * 3584 * 18944
 
 
 JUDGED_BY_ITSELF = """\
-GIB PER GPU   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   OTHER MODELS   TOTAL
-reference     14.2      -           -           1.2           7.0      -              22.4
-judge         7.1       -           -           -             -        -              7.1
+GIB PER GPU   WEIGHTS   ACTIVATIONS   LOGITS   OUTSIDE   TOTAL
+reference     14.2      1.2           7.0      4.0       26.4
+judge         7.1       -             -        -         7.1
 """
 
 
@@ -76,6 +76,16 @@ def test_a_pools_memory_is_that_of_its_own_model(capsys: pytest.CaptureFixture[s
     assert "\nspec.pools[0].tensorParallel = 2\n    the weights of a server take 1.6 GiB per GPU more" in out
     assert judged() == 0
     assert "\njudge " not in capsys.readouterr().out.partition("GIB PER GPU")[2], "its model was not given"
+
+
+def test_a_gang_that_does_not_fit_by_the_estimate_is_doubted(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has 14.2 GiB of weights, and logits of 65,536 tokens."""
+    gang = "reference={processesPerNode: 1, tokensPerMicroBatch: 65536}"
+    assert plan("--set", "algorithm.kl.coefficient=0.1", "--set", gang, "--gpu", "h100") == 0
+    last = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert re.fullmatch(
+        r"Valid, and by the estimate it may not fit in the gang of reference \(83.\d GiB\) of GPUs of 79.1 GiB.", last
+    )
 
 
 def test_a_model_on_a_gang_of_its_own_may_have_another_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

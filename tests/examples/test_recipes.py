@@ -13,8 +13,9 @@ from rljob_api.sizing.devices import device
 from rljob_api.sizing.memory import GIB, phases
 from rljob_api.sizing.network import cards, hand_over, sync
 from rljob_api.sizing.shape import Shape
-from rljob_api.sizing.speed import Machine, speed
+from rljob_api.sizing.speed import speed
 from rljob_api.sizing.traffic import links
+from rljob_api.sizing.training import Machine
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import PythonReward, RewardSpec
 from rljob_trainer.rewards.manager import RewardManager

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from kubectl_rljob import gib
-from kubectl_rljob.fitting import SMALLEST, refused, tight
+from kubectl_rljob.fitting import ROOM, SMALLEST, refused, tight
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import plural, table
 from kubectl_rljob.ways import ServerWay, ServerWays
@@ -18,14 +18,11 @@ from rljob_api.sizing.volume import VolumeSpace
 from rljob_api.spec import RLJobSpec
 
 
-def parts(estimates: Sequence[Estimate], outside: float) -> str:
-    """By what holds them, at the moment when most is held. `outside`: bytes of a trainer's GPU outside of tensors, if no other table has them."""
-    columns = list(dict.fromkeys(part for e in estimates for part in e.parts))
+def parts(estimates: Sequence[Estimate]) -> str:
+    """By what holds them, at the moment when most is held."""
+    columns = dict.fromkeys(part for e in estimates for part in e.parts if any(e.parts.get(part) for e in estimates))
     rows = [(e.role, *gib.row([e.parts.get(c, 0.0) for c in columns])) for e in estimates]
-    table_ = table(("GIB PER GPU", *map(_title, columns), "TOTAL"), rows)
-    if not outside:
-        return table_
-    return f"{table_}\nA trainer's GPU holds {gib.text(outside)} more outside of tensors; --gpu shows every phase of a step"
+    return table(("GIB PER GPU", *map(_title, columns), "TOTAL"), rows)
 
 
 def _title(part: str) -> str:
@@ -142,7 +139,12 @@ def _verdict(phases: Sequence[PhaseMemory], device: Gpu) -> str:
     never, hardly = (", ".join(p.name for p in chosen(phases, device)) for chosen in (refused, tight))
     if never:
         return f"Does not fit in {never}" + (f", and by the estimate not in {hardly}" if hardly else "")
-    return f"May not fit in {hardly}, by the estimate" if hardly else "Fits, by the estimate"
+    if hardly:
+        return f"May not fit in {hardly}, by the estimate"
+    close = ", ".join(p.name for p in phases if p.total > ROOM * device.bytes)
+    return "Fits, by the estimate" + (
+        f", with less than {100 * (1 - ROOM):.0f} % of the GPU to spare in {close}" if close else ""
+    )
 
 
 def volume(space: VolumeSpace) -> str:
@@ -184,7 +186,7 @@ def step(taken: Speed, cards: str) -> str:
     seconds = {name.upper(): part for name, part in taken.phases.items()} | several
     header = ("STEP, SECONDS BY THE MODEL", *seconds, "TOKENS/S")
     row = (_sum(taken), *(f"{part:,.1f}" for part in seconds.values()), f"{taken.tokens_per_second:,.0f}")
-    compared = "20 % for training" + (" and 25 % for generation" if several else "")
+    compared = "20 % for training" + (" and 25 % for generation" if taken.generate else "")
     note = (
         f"Modelled and never measured for this job, with {cards} a node, every sample at its longest, without evaluations and checkpoints.\n"
         f"On up to four GPUs of one host the model was within {compared}; nothing larger was compared (docs/sizing.md#suggested-layouts)"
@@ -194,6 +196,14 @@ def step(taken: Speed, cards: str) -> str:
 
 def _sum(taken: Speed) -> str:
     """How the phases of a step follow each other."""
-    if len(taken.phases) == 1:
-        return "train"
-    return "the longer of generate and train, and sync" if taken.overlapped else "generate, train and sync"
+    names: list[str] = list(taken.phases)
+    if not taken.overlapped:
+        return _and(names)
+    parallel = [name for name in names if name != "sync"]
+    longest = "longer" if len(parallel) == 2 else "longest"
+    return f"the {longest} of {_and(parallel)}, and sync"
+
+
+def _and(words: Sequence[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last

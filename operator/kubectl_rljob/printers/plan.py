@@ -13,7 +13,6 @@ from rljob_api import names
 from rljob_api.families import targets_of
 from rljob_api.rules import Violation
 from rljob_api.sizing.layout import Amounts, Layout
-from rljob_api.sizing.memory import outside_tensors
 from rljob_api.sizing.replica import longest_context
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
@@ -103,9 +102,9 @@ def memory(plan: Plan, spec: RLJobSpec) -> list[str]:
         others = [estimate for estimate in held if estimate.role not in there]
         return [
             estimates.by_phase(phases, plan.device, spec.trainer.parallelism.pipeline),
-            *([estimates.parts(others, 0.0)] if others else []),
+            *([estimates.parts(others)] if others else []),
         ]
-    return [estimates.parts(held, outside_tensors(spec))] if held else []
+    return [f"{estimates.parts(held)}\n--gpu shows every phase of a step on a trainer's GPU"] if held else []
 
 
 def layout(spec: RLJobSpec, role: str, whole: bool) -> str:

@@ -26,7 +26,7 @@ from rljob_api.sizing import devices
 from rljob_api.sizing.devices import DEVICES, RATES, Gpu
 from rljob_api.sizing.network import Cards, cards
 from rljob_api.sizing.shape import Shape
-from rljob_api.sizing.speed import Machine
+from rljob_api.sizing.training import Machine
 from rljob_api.status_parts import PlacementStatus
 from rljob_placement.cluster import OCCUPYING, essential
 from rljob_placement.devices import API, KINDS, NOT_SERVED, Devices

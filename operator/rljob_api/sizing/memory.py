@@ -61,6 +61,8 @@ class TrainerMemory:
     logits: float
     other_models: float
     """Critic, reference and reward models that are not in host memory."""
+    outside: float = 0.0
+    """What processes hold outside tensors."""
 
     @property
     def total(self) -> float:
@@ -127,7 +129,8 @@ def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
             needs.append(
                 TrainerMemory(n.parameters, 0.0, 0.0, forward, logits if role == names.ROLE_REFERENCE else 0.0, 0.0)
             )
-    return max(needs, key=lambda m: m.total)
+    outside = TRAINER_OVERHEAD if spec.trainer.device == "gpu" else 0.0
+    return replace(max(needs, key=lambda m: m.total), outside=outside)
 
 
 def _at_most(spec: RLJobSpec, stage: Stage) -> TrainerMemory:

@@ -170,12 +170,14 @@ def fullest(spec: RLJobSpec, shape: Shape, role: str = names.ROLE_TRAINER) -> li
 
 
 def operations(spec: RLJobSpec, shape: Shape) -> list[float]:
-    """Of every stage, in a forward pass over the longest sample: its layers and, in the last one, the output layer."""
+    """Of every stage, in a forward pass over the longest sample: its layers and, in the last one, the output layer, which the layer for multi-token
+    prediction passes through once more."""
     longest, work = Amounts.of(spec).longest, shape.work
     output = 2 * shape.embedding * longest
     layer = (work.of(longest) - output) / shape.layers
-    every = [share.layers * layer for share in shares(spec, shape)]
-    return [*every[:-1], every[-1] + output]
+    of_stages = shares(spec, shape)
+    every = [share.layers * layer for share in of_stages]
+    return [*every[:-1], every[-1] + output * (1 + of_stages[-1].further)]
 
 
 def passes(spec: RLJobSpec, shape: Shape, share: StageLayers, role: str) -> tuple[float, float, float]:
