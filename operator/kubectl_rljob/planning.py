@@ -74,14 +74,17 @@ class Stages:
     """Pipeline stages of the trainer's model."""
 
     layers: list[int]
+    further: bool
+    """The last one has the layer for multi-token prediction besides those of the model."""
     imbalance: float
     """What the busiest stage computes, of the mean of all. The others wait for it in every micro-batch."""
 
     @staticmethod
     def of(spec: RLJobSpec, shape: Shape) -> "Stages":
         work = operations(spec, shape)
-        layers = [round(share.layers) for share in shares(spec, shape)]
-        return Stages(layers, max(work) * len(work) / sum(work))
+        of_stages = shares(spec, shape)
+        layers = [round(share.layers) for share in of_stages]
+        return Stages(layers, of_stages[-1].further > 0, max(work) * len(work) / sum(work))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api.sizing.memory import GIB, phases
+from rljob_api.sizing.network import NOTHING, owned, sync
 from rljob_api.sizing.replica import (
     GPU_BUCKET,
     GPU_ROOM,
@@ -19,6 +20,7 @@ from rljob_api.sizing.replica import (
     where,
 )
 from rljob_api.sizing.shape import Shape
+from rljob_api.sizing.traffic import links
 from rljob_api.spec import RLJobSpec
 
 LLAMA_70B = Shape(80, 8192, 64, 8, 128, 28672, 128256)
@@ -110,3 +112,31 @@ def test_adapters_alone_wait_in_host_memory_and_need_no_second_copy_of_the_model
     assert arrival(merged, LLAMA_70B, H100) == arrival(
         spec(8, {"tensor": 8}, {"tensorParallel": 8} | limits), LLAMA_70B, H100
     )
+
+
+SERVICE = {"maxTokens": 64, "maxRank": 16, "maxSnapshots": 4}
+
+
+def service(**settings: Any) -> RLJobSpec:
+    model = {"path": "/data/model", "dtype": "bfloat16"}
+    trainer = {"device": "gpu", "nodes": 2, "processesPerNode": 8, "parallelism": {"tensor": 8, "pipeline": 2}}
+    rollout = {"tensorParallel": 8, "replicas": 2}
+    return make_spec(task="service", service=SERVICE | settings, model=model, trainer=trainer, rollout=rollout)
+
+
+def test_servers_of_a_service_keep_snapshots_of_adapters_and_get_no_policy() -> None:
+    """Every worker has all adapters of each."""
+    adapters = service()
+    assert adapters.adapters
+    snapshot = 2 * 80 * LLAMA_70B.adapters(adapters.adapters)
+    assert arrival(adapters, LLAMA_70B, H100) == Arrival("host", 0.0)
+    assert rollout_host(adapters, LLAMA_70B, H100) == RolloutHost(0.0, 0.0, 4 * 8 * snapshot)
+    assert (sync(adapters, LLAMA_70B), in_transfer(adapters, LLAMA_70B)) == (NOTHING, 0.0)
+    assert not [link for link in links(adapters, LLAMA_70B, 2) if link.kind == "weights" and link.bytes]
+
+
+def test_rank_0_of_a_service_sends_whole_models() -> None:
+    whole = service(maxRank=0, maxModels=1)
+    assert owned(whole, LLAMA_70B) == {0: 2 * LLAMA_70B.parameters}
+    assert sync(whole, LLAMA_70B).one == 2 * LLAMA_70B.parameters
+    assert rollout_host(whole, LLAMA_70B, H100).snapshots == 0

@@ -143,6 +143,30 @@ def test_a_rollout_holds_its_share_of_the_weights_and_the_cache_of_what_is_in_fl
     assert m.kv_cache == 2 * 2 * 36 * (8 / 4) * 128 * 8 * 24, "16 samples over 2 servers, of 16 + 8 tokens"
 
 
+@pytest.mark.parametrize(
+    ("shape", "speculation", "guesses", "layers"),
+    [
+        (MOE, {"method": "mtp"}, MOE.outside(1, 0) + MOE.mixed + 2 * 64**2, 1),
+        (
+            NOMINAL,
+            {"method": "eagle3", "draft": "/data/draft"},
+            4096 * 128 * (3 * 32 + 4 * 8) + 3 * 4096 * 12288 + 3 * 4096**2 + 32_000 * 4096,
+            1,
+        ),
+        (NOMINAL, {"method": "ngram"}, 0, 0),
+    ],
+    ids=["mtp", "eagle3", "ngram"],
+)
+def test_a_server_holds_what_guesses_and_its_keys_and_values(
+    shape: Shape, speculation: dict[str, Any], guesses: float, layers: int
+) -> None:
+    plain = gpu_spec(rollout={"tensorParallel": 2})
+    guessing = gpu_spec(rollout={"tensorParallel": 2, "speculation": speculation})
+    before, found = rollout_memory(plain, shape), rollout_memory(guessing, shape)
+    assert found.weights - before.weights == 2 * guesses / 2
+    assert found.kv_cache == pytest.approx(before.kv_cache * (shape.layers + layers) / shape.layers)
+
+
 def test_recomputation_keeps_inputs_and_has_the_activations_of_what_it_computes_again() -> None:
     """Of 36 layers, 1 data-parallel token budget; per token and layer 63488 numbers, of which the input is 4096."""
     tokens, layer, passed = 16384, 4 * 4096 + 2 * 128 * 40 + 3 * 12288, 4096

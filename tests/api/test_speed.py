@@ -138,6 +138,15 @@ def test_the_trainer_waits_for_what_the_slowest_gang_measures_and_then_for_the_c
     assert found.seconds == pytest.approx(found.generate + found.score + found.train + found.sync)
 
 
+def test_given_data_is_measured_while_the_batch_before_is_trained_on() -> None:
+    data, train = {"train": ["/data/pairs.parquet"], "maxTokens": 1024}, {"steps": 1, "samplesPerStep": 64}
+    model = {"path": "/data/model", "dtype": "bfloat16"}
+    spec = make_spec(task="dpo", data=data, train=train, model=model, trainer={"device": "gpu"}, reference=GANG)
+    found = speed(spec, QWEN_7B, machine("h100"))
+    assert list(found.phases) == ["score", "train"]
+    assert found.seconds == max(found.score, found.train)
+
+
 def test_a_response_takes_its_time_however_many_servers_there_are() -> None:
     def generate(replicas: int) -> float:
         rollout = {"placement": "separate", "replicas": replicas}

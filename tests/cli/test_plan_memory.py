@@ -60,7 +60,12 @@ def test_what_a_rollout_pod_holds_in_host_memory_is_held_against_its_limit(capsy
     limit = ("--set", "rollout.template.resources={limits: {memory: 64Gi}, requests: {memory: 32Gi}}")
     assert plan(*apart, *limit, "--set", "rollout.vllmArgs={cpu-offload-gb: 65}", "-o", "json") == 1
     (found,) = json.loads(capsys.readouterr().out)
-    assert found["rolloutHostMemory"] == {"arriving": 0, "offloaded": 65 * GIB, "nextPolicy": "in place"}
+    assert found["rolloutHostMemory"] == {
+        "arriving": 0,
+        "snapshots": 0,
+        "offloaded": 65 * GIB,
+        "nextPolicy": "in place",
+    }
     (broken,) = found["violations"]
     assert broken["field"] == "spec.rollout.template.resources.limits.memory" and broken["value"] == "64Gi"
     assert broken["rule"].startswith("the job keeps 65.0 GiB in the host memory of a rollout pod")

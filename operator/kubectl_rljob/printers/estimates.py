@@ -55,6 +55,7 @@ HELD = {
     "checkpoint": "a checkpoint",
     "processes": "ranks and servers",
     "arriving": "the next policy",
+    "snapshots": "snapshots of adapters",
 }
 
 
@@ -197,11 +198,11 @@ def step(taken: Speed, cards: str) -> str:
 def _sum(taken: Speed) -> str:
     """How the phases of a step follow each other."""
     names: list[str] = list(taken.phases)
-    if not taken.overlapped:
-        return _and(names)
     parallel = [name for name in names if name != "sync"]
+    if not taken.overlapped or len(parallel) == 1:
+        return _and(names)
     longest = "longer" if len(parallel) == 2 else "longest"
-    return f"the {longest} of {_and(parallel)}, and sync"
+    return f"the {longest} of {_and(parallel)}" + (", and sync" if "sync" in names else "")
 
 
 def _and(words: Sequence[str]) -> str:

@@ -72,7 +72,7 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
         if arriving := plan.arrival():
             place, held = arriving
             blocks += [
-                estimates.arrival(place),
+                *([estimates.arrival(place)] if place.copies or place.where == "in place" else []),
                 *estimates.of_host("rollout", held, plan.spec.rollout.template.memory_limit),
             ]
         blocks += [estimates.pool_cache(*of_pool) for of_pool in plan.pool_caches().items()]
@@ -123,7 +123,8 @@ def stages(cut: Stages) -> str:
     """Layers by stage, equal neighbours together."""
     runs = [(layers, len(list(same))) for layers, same in groupby(cut.layers)]
     parts = ", ".join(f"{count} x {layers}" if count > 1 else str(layers) for layers, count in runs)
-    return f"stages of {parts} layers; the busiest computes {cut.imbalance:.2f} of the mean"
+    further = ", the last with the one for multi-token prediction" if cut.further else ""
+    return f"stages of {parts} layers{further}; the busiest computes {cut.imbalance:.2f} of the mean"
 
 
 def model(config: dict[str, Any] | None) -> str:

@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import Literal
 
 from rljob_api import names
+from rljob_api.sizing import guessing
 from rljob_api.sizing.layout import Amounts, Layout, wanted_servers
 from rljob_api.sizing.replica import (
     SERVER_SHARE,
@@ -299,7 +300,8 @@ def cached_per_token(spec: RLJobSpec, shape: Shape) -> float:
     """Bytes on one GPU of a server for keys and values of a token."""
     width = cache_bytes(spec.rollout.vllm_args, BYTES[spec.model.dtype])
     numbers = _cached(shape, spec.rollout.tensor_parallel)
-    return layers(spec.rollout, shape) * (width * numbers + _indexed(shape))
+    guessing_layers = 1 if guessing.of_server(spec.rollout, shape) else 0
+    return (layers(spec.rollout, shape) + guessing_layers) * (width * numbers + _indexed(shape))
 
 
 def _cached(shape: Shape, tensor: int) -> float:

@@ -5,7 +5,7 @@ Sync: every part of the policy has one owner among the ranks (`megatron/export.p
 its first copy; experts, the first rank of their group; a draft that learns, rank 0. An owner sends its part once, through a chain of all servers in
 pods of their own, each of which passes on what it receives: no more leaves a node than the policy, however many servers there are. A worker receives
 no tensors that it does not have: those of other pipeline stages, and with `expertParallel` experts of other workers. Of matrices that
-tensor-parallel workers divide, it receives its own slice.
+tensor-parallel workers divide, it receives its own slice. Of a service, rank 0 sends whole models; adapters are read from the volume.
 
 Sync of colocated servers: where each pod has a whole copy of the model, it exports that to its servers, and nothing crosses a card. Where a copy is
 spread over pods, every rank gathers the whole policy (`Exporter.tensors`), and the first of a pod passes it to the pod's servers. The
@@ -27,7 +27,7 @@ from typing import NamedTuple
 from rljob_api import names
 from rljob_api.sizing import guessing
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, wanted_servers
-from rljob_api.sizing.replica import layers, on_ranks, sent_per_token
+from rljob_api.sizing.replica import layers, on_ranks, sent_per_token, serves_snapshots
 from rljob_api.sizing.shape import BYTE_EXPERTS, BYTES, Shape
 from rljob_api.sizing.stage import shares
 from rljob_api.spec import RLJobSpec
@@ -84,6 +84,8 @@ def cards(text: str) -> Cards:
 def owned(spec: RLJobSpec, shape: Shape) -> dict[int, float]:
     """Bytes of the policy that each rank owns and sends, by rank."""
     lay, sizes = Layout.of(spec, names.ROLE_TRAINER), Counter[int]()
+    if spec.task == "service":
+        return {0: round(sum(part.common + part.experts for part in _parts(spec, shape).values()))}
     for stage, part in _parts(spec, shape).items():
         first = stage * (lay.world // lay.pipeline)
         sizes[first] += round(part.common)
@@ -118,7 +120,7 @@ def _parts(spec: RLJobSpec, shape: Shape) -> dict[int, _Part]:
 
 def sync(spec: RLJobSpec, shape: Shape) -> Flow:
     """Of a new policy for all servers."""
-    if not wanted_servers(spec):
+    if not wanted_servers(spec) or serves_snapshots(spec):
         return NOTHING
     if spec.rollout.placement == "colocated":
         return _broadcast(spec, shape)

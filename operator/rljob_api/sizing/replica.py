@@ -2,8 +2,8 @@
 its pods exchange while it generates.
 
 Held: with t GPUs of tensor and p of pipeline parallelism, L/p layers (rounded up), of each 1/t of its matrices; its experts whole or in
-slices, which is as much. With p > 1 the first stage has the embedding, the last one the output layer. Of d data-parallel copies each has all of that,
-but for experts, of which a GPU has 1/(t d).
+slices, which is as much; with `speculation` also 1/t of what guesses. With p > 1 the first stage has the embedding, the last one the output layer.
+Of d data-parallel copies each has all of that, but for experts, of which a GPU has 1/(t d).
 
 Exchanged, for every token of prompts and responses, with h the hidden size and b the bytes of an activation:
 
@@ -31,10 +31,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rljob_api.family import DeviceType
+from rljob_api.sizing import guessing
 from rljob_api.sizing.layout import servers_per_pod
 from rljob_api.sizing.server_arguments import layer_bytes
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.model import LoraSpec
 from rljob_api.spec.processes import Servers
 from rljob_api.spec.roles import PoolSpec, RolloutSpec
 
@@ -52,7 +54,8 @@ def weights(servers: RolloutSpec | PoolSpec, shape: Shape, width: float) -> floa
 def of_worker(servers: RolloutSpec | PoolSpec, shape: Shape, width: float) -> float:
     """Bytes of the weights of the worker that has most, wherever they are."""
     of_layers, outside = parameters(servers, shape)
-    return of_layers * layer_bytes(servers.vllm_args, width) + outside * width
+    guesses = guessing.of_server(servers, shape) if isinstance(servers, RolloutSpec) else 0.0
+    return of_layers * layer_bytes(servers.vllm_args, width) + (outside + guesses / servers.tensor_parallel) * width
 
 
 def parameters(servers: Servers, shape: Shape) -> tuple[float, float]:
@@ -168,10 +171,12 @@ class RolloutHost:
     """Of the next policy, until it is applied."""
     offloaded: float
     """Of weights that vLLM reads from there at every step (`cpu-offload-gb`)."""
+    snapshots: float = 0.0
+    """Of adapters of a service's clients."""
 
     @property
     def total(self) -> float:
-        return self.arriving + self.offloaded
+        return self.arriving + self.snapshots + self.offloaded
 
 
 def where(shard: float, room: FreeBytes) -> Where:
@@ -184,8 +189,10 @@ def where(shard: float, room: FreeBytes) -> Where:
 def arrival(spec: RLJobSpec, shape: Shape, device: float) -> Arrival:
     """By what a GPU of `device` bytes has outside vLLM's share of it, and by limits.memory of a rollout pod, where there is one. Raises ValueError
     for a limit that is no quantity."""
+    if serves_snapshots(spec):
+        return Arrival("host", 0.0)
     if spec.model.lora and spec.model.lora.sync == "adapters":
-        return Arrival("host", _adapters(spec, shape))
+        return Arrival("host", _adapters(spec, shape, spec.model.lora))
     workers, given = spec.rollout.processes_per_pod, server_defaults(spec) | spec.rollout.vllm_args
     shard = of_worker(spec.rollout, shape, BYTES[spec.model.dtype])
     outside = device * (1 - float(given.get("gpu-memory-utilization", SERVER_SHARE)))
@@ -198,13 +205,21 @@ def arrival(spec: RLJobSpec, shape: Shape, device: float) -> Arrival:
 def rollout_host(spec: RLJobSpec, shape: Shape, device: float) -> RolloutHost:
     """Of a pod of a server that has pods of its own. Raises ValueError as `arrival` does."""
     arriving = arrival(spec, shape, device)
-    return RolloutHost(arriving.copies if arriving.where == "host" else 0.0, _offloaded(spec))
+    copies = arriving.copies if arriving.where == "host" else 0.0
+    snapshots = 0.0
+    if spec.adapters and serves_snapshots(spec):
+        snapshots = spec.service.max_snapshots * _adapters(spec, shape, spec.adapters)
+    return RolloutHost(copies, _offloaded(spec), snapshots)
 
 
-def _adapters(spec: RLJobSpec, shape: Shape) -> float:
+def serves_snapshots(spec: RLJobSpec) -> bool:
+    """Whether servers read adapters of a service's clients from its volume, and no policy is sent to them."""
+    return spec.task == "service" and spec.adapters is not None
+
+
+def _adapters(spec: RLJobSpec, shape: Shape, lora: LoraSpec) -> float:
     """Bytes on all workers of a pod, each of which keeps all adapters."""
-    assert spec.model.lora
-    adapters = shape.layers * shape.adapters(spec.model.lora)
+    adapters = shape.layers * shape.adapters(lora)
     return float(BYTES[spec.model.dtype] * adapters * spec.rollout.processes_per_pod)
 
 
@@ -228,7 +243,7 @@ def bucket(spec: RLJobSpec) -> int:
 
 def in_transfer(spec: RLJobSpec, shape: Shape) -> float:
     """Bytes of buckets on a trainer's GPU while a policy is sent: those of a sender, and those of a colocated server's worker."""
-    if spec.supervised:
+    if spec.supervised or serves_snapshots(spec):
         return 0.0
     ends = 2 if spec.rollout.placement == "colocated" else 1
     return ends * buckets(spec, shape)

@@ -39,7 +39,7 @@ class Speed:
     tokens: float
     """Of prompts and responses in a step, at most."""
     overlapped: bool
-    """Generation and training go on at the same time."""
+    """Batches are generated, or measured, while the ones before are trained on."""
 
     @property
     def phases(self) -> dict[PhaseName, float]:
@@ -68,7 +68,7 @@ def speed(spec: RLJobSpec, shape: Shape, machine: Machine) -> Speed:
         train=training.train(spec, shape, machine),
         sync=network.sync(spec, shape).seconds(machine.cards),
         tokens=float(amounts.samples_per_step * amounts.longest),
-        overlapped=apart and spec.train.staleness > 0,
+        overlapped=spec.supervised or (apart and spec.train.staleness > 0),
     )
 
 

@@ -29,6 +29,7 @@ from typing import Literal
 from rljob_api import names
 from rljob_api.sizing import guessing
 from rljob_api.sizing.layout import Amounts, Layout
+from rljob_api.sizing.replica import serves_snapshots
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
 
@@ -95,6 +96,8 @@ class TrafficBytes:
 def _sent(spec: RLJobSpec, shape: Shape) -> float:
     """Bytes of a sync of the rollouts. One A of several matrices is sent for each of them, which is left out here."""
     lora, width = spec.model.lora, BYTES[spec.model.dtype]
+    if serves_snapshots(spec):
+        return 0.0
     if lora and lora.sync == "adapters":
         return float(width * shape.layers * shape.adapters(lora))
     return width * (shape.parameters + guessing.multi_token(spec, shape)) + guessing.draft_bytes(spec, shape)

@@ -7,7 +7,7 @@ place of all of these the time in which a rank's process starts the products of 
 Plus what offload moves over PCIe, and steps of the optimizer on the host (`offload.update`).
 
 A critic and reward models on the trainer's ranks take turns with the policy. On ranks of their own a critic learns while the policy does; what
-others measure there the trainer waits for, unless generation is ahead. Every one counts as if it were as large as the policy.
+others measure there the trainer waits for, unless batches are made ahead. Every one counts as if it were as large as the policy.
 """
 
 import math
