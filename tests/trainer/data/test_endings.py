@@ -8,8 +8,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from api.specs import make_spec
-from rljob_trainer.data.tokenizer import decoded, stops, turn_end, unheard_end, write_ends
-from trainer.data.templates import ENDS, QWEN, tokenizer
+from rljob_trainer.data.tokenizer import decoded, load_tokenizer, stops, turn_end, unheard_end, write_ends
+from rljob_trainer.failure import ConfigurationError
+from trainer.data.templates import ENDS, QWEN, QWEN3_ARGUMENT, tokenizer
 
 
 def made(tmp_path: Path, task: str = "sft", eos: object = 1, generation: object = None):
@@ -76,3 +77,17 @@ def test_a_text_is_the_same_whichever_way_its_tokens_are_decoded() -> None:
     for found in (plain, own):
         assert decoded(found, ids) == found.decode(ids, skip_special_tokens=True)
     assert decoded(own, ids) != decoded(plain, ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("enable_thinking", None), ("enable_thinkng", "write enable_thinking"), ("zzz", "correct the name")],
+)
+def test_an_argument_that_the_template_does_not_read_is_refused(tmp_path, name, fix):
+    tokenizer(QWEN3_ARGUMENT, "<|im_end|>").save_pretrained(tmp_path)
+    spec = make_spec(data={"chatTemplate": {"arguments": {name: False}}}, model={"path": str(tmp_path)})
+    if fix is None:
+        assert load_tokenizer(spec).chat_template
+        return
+    with pytest.raises(ConfigurationError, match=f"spec.data.chatTemplate.arguments = {name}: .*{fix}"):
+        load_tokenizer(spec)

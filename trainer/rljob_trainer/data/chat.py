@@ -23,6 +23,7 @@ from rljob_trainer.data.conversations import (
 from rljob_trainer.data.formats import Chat
 from rljob_trainer.data.pictures import require_no_images, with_parts
 from rljob_trainer.data.rows import Row
+from rljob_trainer.data.template_parts import require_written
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Tokenizer, ToolTokenizer, text_tokens
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.trajectory import Bools
@@ -57,6 +58,8 @@ def encode_prompt(row: Row, spec: DataSpec, tokenizer: Tokenizer) -> tuple[str, 
     except Exception as error:  # templates are programs, and raise what they like
         rule = f"the model's chat template refuses the messages: {type(error).__name__}: {error}"
         raise row.place.error(rule, "fix the messages (many templates know no system role and want turns)") from error
+    tools = row.tools or isinstance(tokenizer, ToolTokenizer)
+    require_written(tokenizer, tuple(said), tools, template.arguments, row.place)
     return text, _tokens(text, row, partial(tokenizer.encode, add_special_tokens=False))
 
 

@@ -31,6 +31,7 @@ from rljob_trainer.data.pictures import (
     require_none_unread,
     with_parts,
 )
+from rljob_trainer.data.template_parts import require_written
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Vocabulary, load_tokenizer, text_tokens
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.machine import cpus
@@ -100,6 +101,7 @@ class Encoder:
         require_none_unread((text for v in variants for text in _said(v)), None, lambda: row.record, row.place)
         fitting = [self._fitting(v, row.place) for v in variants]
         if all(fitting):
+            _require_two_answers(*fitting)
             return tuple(fitting), False
         raise LeftOut("too_long")
 
@@ -122,6 +124,13 @@ class Encoder:
         return fitting if sum(len(s.tokens) for s in fitting) <= self._data.max_tokens else ()
 
 
+def _require_two_answers(chosen: Sequence[Segment], rejected: Sequence[Segment]) -> None:
+    """Raises LeftOut where the template writes both in the same way: they differ in what it does not read."""
+    tokens = [[token for segment in answer for token in segment.tokens.tolist()] for answer in (chosen, rejected)]
+    if tokens[0] == tokens[1]:
+        raise LeftOut("equal_pair")
+
+
 def _said(variant: TextVariant) -> list[str]:
     """What the others said: the assistant may speak of images as it likes."""
     if isinstance(variant, Texts):
@@ -132,12 +141,15 @@ def _said(variant: TextVariant) -> list[str]:
 def encode(variant: TextVariant, place: Place, tokenizer: OffsetTokenizer) -> Encoded:
     """Raises ConfigurationError, which names the row."""
     try:
-        return _texts(variant, tokenizer) if isinstance(variant, Texts) else _chat(variant, tokenizer)
+        encoded = _texts(variant, tokenizer) if isinstance(variant, Texts) else _chat(variant, tokenizer)
     except Unsound as unsound:
         raise place.error(unsound.rule, unsound.fix) from unsound
     except Exception as error:  # templates are programs, and raise what they like, as the tokenizers library does
         rule = f"the model's tokenizer or chat template refuses the row: {type(error).__name__}: {error}"
         raise place.error(rule, "correct the row (many templates know no system role and want turns)") from error
+    if isinstance(variant, Chat):
+        require_written(tokenizer, variant.messages, variant.tools, variant.arguments, place)
+    return encoded
 
 
 def shorter(variant: TextVariant) -> Iterator[TextVariant]:

@@ -2,7 +2,9 @@
 training teaches, and those at which a server stops.
 """
 
+import difflib
 import json
+import re
 import shutil
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -80,7 +82,7 @@ class ToolTokenizer:
         self, conversation: Any, tools: Any = None, *, add_generation_prompt: bool, tokenize: bool, **arguments: Any
     ) -> str:
         how = {"add_generation_prompt": add_generation_prompt, "tokenize": tokenize}
-        return self._tokenizer.apply_chat_template(conversation, self._tools, **how, **arguments)
+        return self._tokenizer.apply_chat_template(conversation, tools or self._tools, **how, **arguments)
 
 
 def text_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -160,7 +162,23 @@ def load_tokenizer(spec: RLJobSpec) -> Tokenizer:
     path = spec.data.chat_template.path
     if path:
         tokenizer.chat_template = _template(path)
+    _require_read(spec, str(tokenizer.chat_template or ""))
     return tokenizer
+
+
+def _require_read(spec: RLJobSpec, template: str) -> None:
+    """Raises ConfigurationError for an argument that the template does not mention: templates pass over a name that is misspelt. vLLM's parsers of
+    reasoning read arguments, too."""
+    agent = spec.rollout.agent
+    if not template or (agent and agent.reasoning_parser):
+        return
+    words = set(re.findall(r"\w+", template))
+    for name in spec.data.chat_template.arguments:
+        if name not in words:
+            near = difflib.get_close_matches(name, words, 1)
+            fix = f"write {near[0]}, if that is meant, or remove it" if near else "correct the name, or remove it"
+            field = "spec.data.chatTemplate.arguments"
+            raise ConfigurationError(field, name, "the chat template reads no variable of this name", fix)
 
 
 def _template(path: str) -> str:
