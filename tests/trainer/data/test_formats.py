@@ -234,3 +234,64 @@ def test_a_later_row_without_the_column_of_its_format_ends_the_job():
 def test_a_pair_of_no_known_shape_is_refused_with_file_and_row(row, complaint):
     with pytest.raises(ConfigurationError, match=f"a.jsonl row 7: .*{complaint}"):
         both(row)
+
+
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+FUNCTION_CALL = {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"x": 1}'}}
+
+
+def test_a_call_in_openais_older_form_is_a_call():
+    assert read({"messages": [USER, FUNCTION_CALL]}).messages == (USER, CALLED)
+
+
+@pytest.mark.parametrize("text", [True, False], ids=["JSON text", "an object"])
+def test_nulls_in_json_text_are_meant_and_those_in_objects_are_arrows(text):
+    given, schema = {"x": 1, "y": None}, [{"name": "add", "default": None}]
+    call = {"name": "add", "arguments": json.dumps(given) if text else given}
+    row = {
+        "messages": [USER, {"role": "assistant", "tool_calls": [call]}],
+        "tools": json.dumps(schema) if text else schema,
+    }
+    chat = read(row)
+    assert chat.messages[1]["tool_calls"][0]["function"]["arguments"] == (given if text else {"x": 1})
+    assert chat.tools == (schema if text else [{"name": "add"}])
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "form"),
+    [
+        ({"messages": [USER, ANSWER], "q": "1", "a": "2"}, {"prompt_key": "q", "response_key": "a"}, "columns"),
+        ({"instruction": "i", "output": "o", "q": "1", "a": "2"}, {"prompt_key": "q", "response_key": "a"}, "columns"),
+        ({"messages": [USER, ANSWER], "prompt": "1", "a": "2"}, {"response_key": "a"}, "columns"),
+        ({"messages": [USER, ANSWER], "prompt": "1", "response": "2"}, {}, "messages"),
+        ({"messages": [USER, ANSWER], "prompt": "1"}, {"prompt_key": "q", "response_key": "a"}, "messages"),
+        ({"messages": [USER, ANSWER], "q": "1"}, {"prompt_key": "q", "response_key": "a"}, "messages"),
+        (
+            {"messages": [], "chat": [USER, ANSWER], "q": "1", "a": "2"},
+            {"messages_key": "chat", "prompt_key": "q"},
+            "messages",
+        ),
+    ],
+)
+def test_columns_that_the_spec_names_count_whatever_else_a_row_has(row, fields, form):
+    assert detect(row, PLACE, DataSpec(train=["/x"], **fields), paired=False) == form
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt_key": "q"}])
+def test_the_prompt_of_a_pair_that_the_spec_names_counts(fields):
+    row = {"messages": [USER], "q": "3+3=", "chosen": "2", "rejected": "3"}
+    chosen, _ = both(row, chat_template=ChatTemplate(texts=True), **fields)
+    assert chosen.messages[0]["content"] == ("3+3=" if fields else "1+1=")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"messages": [USER, ANSWER]}, {"prompt": [USER, ANSWER]}, {"conversations": TURNS}],
+    ids=lambda row: next(iter(row)),
+)
+def test_an_answer_behind_an_answer_is_refused(row):
+    with pytest.raises(ConfigurationError, match=r"row 7.*end with the assistant's turn"):
+        both(row | {"chosen": "2", "rejected": "3"})
+    if "prompt" in row:
+        with pytest.raises(ConfigurationError, match="end with the assistant's turn"):
+            read(row | {"response": "2"})

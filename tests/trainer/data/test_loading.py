@@ -133,6 +133,12 @@ def test_data_of_which_nothing_can_be_learnt_are_refused_at_once(tmp_path):
         load(tmp_path, [{"prompt": "а", "chosen": "x", "rejected": "x"}] * 2, task="dpo")
 
 
+def test_answers_that_the_template_writes_in_the_same_way_are_equal(tmp_path):
+    pair = {"messages": [USER], "chosen": answer("x") | {"id": "1"}, "rejected": answer("x") | {"id": "2"}}
+    two = {"messages": [USER], "chosen": answer("x"), "rejected": answer("y")}
+    assert [example.left_out for example in load(tmp_path, [pair, two], task="dpo")] == ["equal_pair", None]
+
+
 @pytest.mark.parametrize(
     ("rows", "complaint"),
     [

@@ -112,3 +112,34 @@ def test_marks_of_a_pair_are_refused_where_its_answers_differ_and_change_nothing
     assert rejected == Chat((USER, said("x"), USER, said("z")), None, 3)
     with pytest.raises(ConfigurationError, match="marks message 4 as not to be learnt"):
         both({}, {"weight": 0})
+
+
+ROW = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
+
+
+def whole(marks: dict):
+    return conversation(ROW | marks, PLACE, DataSpec(train=["/x"]), "messages")
+
+
+@pytest.mark.parametrize(
+    "mark", [{"weight": 1}, {"weight": 1.0}, {"weight": None}, {"masked": False}, {"loss": 0.3}, {"label": True}]
+)
+def test_a_row_that_is_marked_as_to_be_learnt_or_not_marked_is_learnt(mark):
+    assert whole(mark).learnt == [1]
+
+
+@pytest.mark.parametrize(
+    "mark", [{"weight": 0}, {"loss_mask": 0.0}, {"trainable": False}, {"masked": 1}, {"no_loss": "true"}]
+)
+def test_a_row_that_is_marked_as_not_to_be_learnt_is_left_out(mark):
+    with pytest.raises(LeftOut) as left_out:
+        whole(mark)
+    assert left_out.value.reason == "masked"
+
+
+@pytest.mark.parametrize(
+    "mark", [{"weight": 0.5}, {"sample_weight": 3}, {"loss_mask": [0, 1]}, {"label": False}, {"kto_tag": False}]
+)
+def test_a_row_that_counts_in_part_or_is_a_bad_answer_is_refused(mark):
+    with pytest.raises(ConfigurationError, match=next(iter(mark)) if "kto_tag" not in mark else "KTO"):
+        whole(mark)

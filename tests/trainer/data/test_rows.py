@@ -65,7 +65,9 @@ def test_an_answer_of_bytes_is_refused_since_no_response_equals_what_python_writ
         rows(DataSpec(train=[write(tmp_path / "a.parquet", prompt=["q"], answer=[b"4"])]))
 
 
-@pytest.mark.parametrize(("value", "text"), [(4, "4"), (0.5, "0.5"), (True, "True"), ("x", "x"), (None, "")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(4, "4"), (0.5, "0.5"), (True, "True"), ("x", "x"), (None, ""), (float("nan"), "")]
+)
 def test_answers_are_texts_of_any_single_value(tmp_path, value, text):
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"prompt": "q", "answer": value}))

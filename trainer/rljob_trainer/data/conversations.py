@@ -26,6 +26,8 @@ HIDDEN = ("masked", "ignore_loss", "no_loss")
 REFUSED = ("mask", "train_detail", "training_detail")
 """The first means either of both, depending on whom one asks; the others mark parts of a message."""
 MARKS = frozenset((*LEARNT, *HIDDEN, *REFUSED))
+ROW_MARKS = ("weight", "loss_weight", "sample_weight", "loss_mask", "trainable", *HIDDEN)
+"""Columns that mark a whole row. Others of those above are too often something else there: a loss that was measured, the name of a split."""
 TRUTHS = {"0": False, "false": False, "1": True, "true": True}
 """By the value as a text; True is "true", 1.0 is "1"."""
 
@@ -116,7 +118,7 @@ def tools_of(value: Any, place: Place) -> list[Any] | None:
     if not tools:
         return None
     if isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools):
-        return [present(tool) for tool in tools]
+        return tools if isinstance(value, str) else present(tools)
     rule = f"column 'tools' holds {short(value)}, which is not a list of functions"
     raise place.error(rule, "write it as a list of JSON schemas, or as JSON text of one, or leave it empty")
 
@@ -126,7 +128,8 @@ def says_nothing(message: Message) -> bool:
 
 
 def present(value: Any) -> Any:
-    """Without nulls in objects: Arrow gives every object of a file the same fields, and null where one has no such field."""
+    """Without nulls in objects: Arrow gives every object of a file the same fields, and null where one has no such field. JSON text has none of
+    those: a null there is meant."""
     if isinstance(value, Mapping):
         return {k: present(v) for k, v in value.items() if v is not None}
     return [present(v) for v in value] if isinstance(value, list) else value
@@ -148,9 +151,11 @@ def _message(value: Any, key: str, place: Place) -> Message:
 
 
 def plain(role: str, content: Any, rest: Message, key: str, place: Place) -> Message:
-    """A message as templates read it: its content is a text, and its calls of tools are objects. Raises ConfigurationError where they are neither."""
-    calls = {"tool_calls": _calls(rest["tool_calls"], key, place)} if rest.get("tool_calls") else {}
-    others = {k: v for k, v in rest.items() if k != "tool_calls"}
+    """A message as templates read it: its content is a text, and its calls of tools (one of them: OpenAI's older function_call) are objects. Raises
+    ConfigurationError where they are neither."""
+    given = rest.get("tool_calls") or rest.get("function_call")
+    calls = {"tool_calls": _calls(given, key, place)} if given else {}
+    others = {k: v for k, v in rest.items() if k not in ("tool_calls", "function_call")}
     return present({"role": role, "content": _content(content, key, place), **others}) | calls
 
 
@@ -178,8 +183,8 @@ def _calls(value: Any, key: str, place: Place) -> list[Any]:
             rule = f"column {key!r} holds {short(call)}, which is not a call of a function with a name"
             raise place.error(rule, "write calls as objects {name, arguments}")
         arguments = function.get("arguments")
-        arguments = _json(arguments) if isinstance(arguments, str) else arguments
-        named = {"name": function["name"], "arguments": present(arguments) or {}}
+        arguments = _json(arguments) if isinstance(arguments, str) else present(arguments)
+        named = {"name": function["name"], "arguments": arguments or {}}
         uniform.append({**({"id": call["id"]} if call.get("id") else {}), "type": "function", "function": named})
     return uniform
 
@@ -214,6 +219,24 @@ def silent_turns(
         rule = f"marks message {others[0] + 1}, of the {messages[others[0]]['role']}, as to be learnt, and spec.data.lossOn: {loss_on} does not"
         raise place.error(rule, "remove the mark: only the assistant's turns are learnt")
     return tuple(i for i, mark in said.items() if not mark and messages[i]["role"] == "assistant")
+
+
+def is_silent(record: Record, place: Place) -> bool:
+    """Whether a row is marked, as a whole, as not to be learnt. Raises ConfigurationError for a weight that is neither yes nor no, and for answers
+    that are marked as bad ones, which `sft` would learn."""
+    if record.get("label") is False or record.get("kto_tag") is False:
+        rule = "is labelled as a bad answer, as in data for KTO (label: false), and spec.task: sft would learn it"
+        raise place.error(
+            rule, "leave the row out (spec.data.custom), or give a column that means something else another name"
+        )
+    marks = {key: TRUTHS.get(_text(record[key])) for key in ROW_MARKS if record.get(key) is not None}
+    unclear = next((key for key, truth in marks.items() if truth is None), None)
+    if unclear:
+        rule = f"has {unclear!r}: {short(record[unclear])}, and a row is learnt wholly or not at all"
+        raise place.error(
+            rule, "write 0 or 1, repeat rows that are to count more (spec.data.custom), or rename the column"
+        )
+    return any(truth is (key in HIDDEN) for key, truth in marks.items())
 
 
 def require_learnt(messages: Sequence[Message], start: int, place: Place) -> None:

@@ -9,6 +9,7 @@ from rljob_trainer.data.conversations import (
     Message,
     Messages,
     chat_in,
+    is_silent,
     messages_of,
     require_learnt,
     require_no_system_column,
@@ -72,6 +73,8 @@ PromptText = Messages | str | None
 
 def conversation(record: Record, place: Place, data: DataSpec, form: str) -> TextVariant:
     """What `task: sft` learns from a row. Raises LeftOut, and ConfigurationError for a row of another shape than the format's."""
+    if is_silent(record, place):
+        raise LeftOut("masked")
     prompt, key = PROMPTS[form](record, place, data), _response_key(form, data)
     said = prompt if key is None else _answered(prompt, record, key, place, data)
     said = _with_system_column(said, record, place)
@@ -130,6 +133,8 @@ def _require_no_prompt_again(chosen: Texts, rejected: Texts, keys: tuple[str, st
 
 def detect(record: Record, place: Place, data: DataSpec, paired: bool) -> str:
     """The format of a file whose first row this is. Raises ConfigurationError when its columns fit none."""
+    if _names_columns(record, data, paired):
+        return "columns"
     turns = find(_turns_key(record, data), record)
     if turns is not ABSENT:
         turns = chat_in(turns) or turns if isinstance(turns, str) else turns
@@ -144,6 +149,18 @@ def detect(record: Record, place: Place, data: DataSpec, paired: bool) -> str:
     )
     rule = f"its columns are {', '.join(record) or 'none'}, which is none of the known formats: {wanted}"
     raise place.error(rule, "set spec.data.format, or the keys under spec.data to the names of its columns")
+
+
+def _names_columns(record: Record, data: DataSpec, paired: bool) -> bool:
+    """Whether the spec names columns of the row for prompt or response, which then count, whatever else the row has."""
+    keys = {"prompt_key": data.prompt_key} | ({} if paired else {"response_key": data.response_key})
+    named = any(find(key, record) is not ABSENT for name, key in keys.items() if _is_named(name, data))
+    needed = {*keys.values(), *_needed(data, paired)}
+    return named and not _is_named("messages_key", data) and all(find(key, record) is not ABSENT for key in needed)
+
+
+def _is_named(field: str, data: DataSpec) -> bool:
+    return bool(getattr(data, field) != DataSpec.model_fields[field].default)
 
 
 def _needed(data: DataSpec, paired: bool) -> tuple[str, str]:
@@ -221,6 +238,9 @@ def _answered(prompt: PromptText, record: Record, key: str, place: Place, data: 
     if prompt is None:
         fix = "set spec.data.promptKey, or let the answer begin with the messages that it answers"
         raise place.error(f"has no column {data.prompt_key!r} that {key!r} would answer", fix)
+    if not isinstance(prompt, str) and prompt[-1:] and prompt[-1]["role"] == "assistant":
+        rule = f"the messages of the prompt end with the assistant's turn, and {key!r} would be another one behind it"
+        raise place.error(rule, "end them with what the answer replies to")
     return (*((spoken("user", prompt),) if isinstance(prompt, str) else prompt), *said)
 
 

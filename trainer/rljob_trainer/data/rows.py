@@ -105,9 +105,10 @@ def _is_answer(value: Any) -> bool:
 
 
 def _scalar(field: str, key: str, record: Record, place: Place) -> str:
-    """As Python's str() writes it. Null is empty; so is a column that is absent under its default name, for files that need none."""
+    """As Python's str() writes it. Null is empty, and so is NaN, as which pandas writes it; so is a column that is absent under its default name, for
+    files that need none."""
     value = find(key, record)
-    if value is None or (value is ABSENT and key == DataSpec.model_fields[f"{field}_key"].default):
+    if value is None or value != value or (value is ABSENT and key == DataSpec.model_fields[f"{field}_key"].default):
         return ""
     if value is ABSENT:
         raise _missing(f"{field}_key", key, record, place)
