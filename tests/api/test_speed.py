@@ -27,7 +27,8 @@ def step(shape: Shape, gpu: str = "h100", network: str = "8x400g", **changes: An
     rollout = {"placement": "colocated", "sampling": {"maxTokens": 1024}} | changes.pop("rollout", {})
     data = {"train": ["/data/train.jsonl"], "maxPromptTokens": 256}
     train = {"steps": 1, "promptsPerStep": 64, "samplesPerPrompt": 8} | changes.pop("train", {})
-    model = {"path": "/data/model", "dtype": "bfloat16"} | {key: changes.pop(key) for key in {"lora"} & changes.keys()}
+    own = {key: changes.pop(key) for key in {"lora", "dtype"} & changes.keys()}
+    model = {"path": "/data/model", "dtype": "bfloat16"} | own
     spec = make_spec(trainer=trainer, rollout=rollout, data=data, train=train, model=model, **changes)
     return speed(spec, shape, machine(gpu, network))
 
@@ -76,6 +77,16 @@ def test_what_costs_time_does() -> None:
     assert seconds(offload={"parameters": True, "optimizer": True}).train > plain.train
     assert seconds(offload={"update": True}).train > plain.train
     assert seconds(nodes=16).train < 0.75 * plain.train
+
+
+def test_float32_computes_at_its_own_rate() -> None:
+    """67 and 989 TFLOP/s of an H100."""
+    alone = {"processesPerNode": 1}
+    narrow = {"tensorParallel": 1, "vllmArgs": {"gpu-memory-utilization": 0.9}}
+    plain = step(QWEN_1_5B, trainer=alone, rollout=narrow)
+    found = step(QWEN_1_5B, trainer=alone, rollout=narrow, dtype="float32")
+    assert found.train == pytest.approx(plain.train * 989 / 67, rel=0.01)
+    assert found.generate > 2 * plain.generate
 
 
 def test_adapters_spare_the_gradients_of_frozen_matrices() -> None:

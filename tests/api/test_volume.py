@@ -6,7 +6,7 @@ import pytest
 
 from api.sized import MOE, QWEN_1_5B, gpu_spec
 from rljob_api.sizing.host import host_memory
-from rljob_api.sizing.network import owned, sync
+from rljob_api.sizing.network import NOTHING, hand_over, owned, sync
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.sizing.traffic import links
 from rljob_api.sizing.volume import volume_space
@@ -68,6 +68,26 @@ def test_a_reward_model_has_a_score_in_place_of_an_output_layer() -> None:
     data = {"train": ["/data/train.parquet"], "maxTokens": 32}
     found = volume_space(gpu_spec(task="rewardModel", data=data, train={"steps": 1, "samplesPerStep": 4}), NOMINAL)
     assert (found.checkpoint, found.export) == (14 * SCORES, 2 * SCORES)
+
+
+def test_a_job_that_only_evaluates_writes_nothing_and_hands_no_batch_over() -> None:
+    spec = gpu_spec(evaluation={"only": True}, data={"validation": ["/data/heldout.parquet"]})
+    found = volume_space(spec, NOMINAL)
+    assert (found.checkpoints, found.exports, found.total) == (0, 0, 0)
+    assert host_memory(spec, NOMINAL).checkpoint == 0
+    assert hand_over(spec, NOMINAL) == NOTHING
+
+
+def test_a_service_writes_what_its_clients_say() -> None:
+    """Checkpoints and snapshots of a client's adapters, or of the whole model."""
+    adapters = gpu_spec(task="service", service={"maxTokens": 64, "maxRank": 16})
+    assert adapters.adapters
+    learnt = 36 * NOMINAL.adapters(adapters.adapters)
+    found = volume_space(adapters, NOMINAL)
+    assert (found.checkpoint, found.export, found.total) == (14 * learnt, 2 * learnt, 0)
+    whole = volume_space(gpu_spec(task="service", service={"maxTokens": 64, "maxRank": 0, "maxModels": 1}), NOMINAL)
+    assert (whole.checkpoint, whole.export) == (14 * NOMINAL.parameters, 2 * NOMINAL.parameters)
+    assert hand_over(adapters, NOMINAL) == NOTHING
 
 
 def test_a_draft_that_learns_is_sent_with_every_policy_and_copied_once_for_a_checkpoint() -> None:

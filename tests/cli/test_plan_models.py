@@ -21,6 +21,7 @@ from web_server import answering
         ("h100-96g", "did you mean h100-80g? Known are a100-40g"),
         ("a100", "there are several: a100-40g, a100-80g\n"),
         ("1000", "less than 1 GiB: write a size such as 80Gi\n"),
+        ("4090", "less than 1 GiB: write a size such as 80Gi, or rtx4090-24g\n"),
     ],
 )
 def test_a_gpu_that_nobody_knows_is_refused_with_the_names(

@@ -155,6 +155,12 @@ def volume(space: VolumeSpace) -> str:
     return f"Volume: {', '.join(parts) or 'nothing is written'}; {space.total / GB:,.1f} GB in all, at most"
 
 
+def volume_of_clients(space: VolumeSpace) -> str:
+    """Of a service: the same of one model, since clients say how many there are."""
+    checkpoint, snapshot = space.checkpoint / GB, space.export / GB
+    return f"Volume: {checkpoint:,.1f} GB for each checkpoint of a client's model, {snapshot:,.1f} GB for each snapshot"
+
+
 def _cell(size: float) -> str:
     return gib.text(size) if size else "-"
 

@@ -77,7 +77,8 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
             ]
         blocks += [estimates.pool_cache(*of_pool) for of_pool in plan.pool_caches().items()]
         if space := plan.volume():
-            blocks += [estimates.volume(space)]
+            of_service = plan.spec.task == "service"
+            blocks += [estimates.volume_of_clients(space) if of_service else estimates.volume(space)]
         if traffic := plan.traffic():
             blocks += [estimates.between_nodes(traffic, plan.cards)]
         if taken := plan.speed():

@@ -93,7 +93,8 @@ def device(name: str) -> Gpu:
     except ValueError:
         raise ValueError(_unknown(name)) from None
     if size < GIB:
-        raise ValueError("less than 1 GiB: write a size such as 80Gi")
+        meant = ", ".join(gpu for gpu in DEVICES if name in gpu)
+        raise ValueError("less than 1 GiB: write a size such as 80Gi" + (f", or {meant}" if meant else ""))
     return Gpu(size)
 
 

@@ -45,7 +45,7 @@ def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
     return HostMemory(
         offloaded=ranks * max(sum(n.on_host for n in s.networks) + _clients(spec, s) for s in every),
         reference=ranks * _reference(spec, shape),
-        checkpoint=ranks * max(_written(spec, s) for s in every) + 3 * FLOAT * guessing.draft(spec, shape),
+        checkpoint=0.0 if spec.evaluation.only else _of_checkpoint(spec, shape, every),
         processes=ranks * PROCESSES if served else 0.0,
     )
 
@@ -57,6 +57,12 @@ def _clients(spec: RLJobSpec, stage: Stage) -> float:
     adapters = stage.networks[0]
     weights = adapters.gradients / FLOAT * BYTES[spec.model.dtype]
     return spec.service.max_models * (weights + adapters.gradients + adapters.optimizer)
+
+
+def _of_checkpoint(spec: RLJobSpec, shape: Shape, every: list[Stage]) -> float:
+    """Bytes that all ranks of a pod copy for one."""
+    of_ranks = spec.trainer.processes_per_node * max(_written(spec, stage) for stage in every)
+    return of_ranks + 3 * FLOAT * guessing.draft(spec, shape)
 
 
 def _written(spec: RLJobSpec, stage: Stage) -> float:

@@ -194,7 +194,9 @@ def _broadcast(spec: RLJobSpec, shape: Shape) -> Flow:
 
 
 def hand_over(spec: RLJobSpec, shape: Shape) -> Flow:
-    """Of a step's batch, with every sample at its longest."""
+    """Of a step's batch, with every sample at its longest. A service has no steps of its own."""
+    if spec.evaluation.only or spec.task == "service":
+        return NOTHING
     lay, per_pod, amounts = Layout.of(spec, names.ROLE_TRAINER), spec.trainer.processes_per_node, Amounts.of(spec)
     part = amounts.samples_per_step * sample_bytes(spec, shape) / lay.data
     pods = Counter(copy * lay.tensor * lay.context // per_pod for copy in range(lay.data))

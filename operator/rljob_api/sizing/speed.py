@@ -86,7 +86,7 @@ def _generate(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     experts = shape.expert * shape.layers
     weights = width * ((shape.parameters - experts) + chosen * experts / servers.data_parallel) / t
     read = (weights + fitting * memory.kv_cache / samples * share) / (machine.rates.memory * READING)
-    rate = t * servers.pipeline_parallel * machine.rates.operations * DECODING
+    rate = t * servers.pipeline_parallel * training.rate(spec, machine) * DECODING
     computed = fitting * shape.work.token / rate
     exchanged = 2 * shape.layers * EXCHANGE if t > 1 else 0.0
     besides = STEP + SCHEDULING * fitting

@@ -101,7 +101,7 @@ def _on_ranks(spec: RLJobSpec, shape: Shape, machine: Machine, passes: PassCount
     lay, amounts = Layout.of(spec, names.ROLE_TRAINER), Amounts.of(spec)
     volumes = _volumes(spec, shape, passes)
     busiest = max(operations(spec, shape)) * passes.cost * amounts.samples_per_step / lay.data
-    computing = busiest / (lay.tensor * lay.context) / _kernels(shape, machine)
+    computing = busiest / (lay.tensor * lay.context) / _kernels(spec, shape, machine)
     computing += _within_layers(spec, machine, volumes)
     if passes.learning:
         computing += _sparse_attention(spec, shape, machine)
@@ -129,9 +129,14 @@ def _starting(spec: RLJobSpec, shape: Shape, passes: PassCounts) -> float:
     return products * STARTING
 
 
-def _kernels(shape: Shape, machine: Machine) -> float:
+def _kernels(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     """Operations of a training pass per second."""
-    return machine.rates.operations * (KERNELS_OF_EXPERTS if shape.experts else KERNELS)
+    return rate(spec, machine) * (KERNELS_OF_EXPERTS if shape.experts else KERNELS)
+
+
+def rate(spec: RLJobSpec, machine: Machine) -> float:
+    """Operations of matrices per second, in the model's type."""
+    return machine.rates.float32 if spec.model.dtype == "float32" else machine.rates.operations
 
 
 def _sparse_attention(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
@@ -142,7 +147,7 @@ def _sparse_attention(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     again = spec.trainer.recompute.granularity == "full" and not is_shared(shape)
     computed, moved = scores(spec, shape)
     scoring = computed / machine.rates.float32 + moved / (machine.rates.memory * READING)
-    attending = shape.work.square / shape.layers * amounts.longest**2 / lay.tensor / _kernels(shape, machine)
+    attending = shape.work.square / shape.layers * amounts.longest**2 / lay.tensor / _kernels(spec, shape, machine)
     of_layer = epochs * ((1 + again + forward_passes(spec)) * scoring + attending)
     layers = max(share.layers for share in shares(spec, shape))
     return layers * of_layer * amounts.samples_per_step / (lay.data * lay.context)

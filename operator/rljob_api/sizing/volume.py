@@ -16,7 +16,8 @@ from rljob_api.spec.train import Optimizer
 
 @dataclass(frozen=True, slots=True)
 class VolumeSpace:
-    """Bytes below `spec.checkpoint.path`, and how many of each there are at most: a new one is complete before an older one is deleted."""
+    """Bytes below `spec.checkpoint.path`, and how many of each there are at most: a new one is complete before an older one is deleted. Of a service
+    those of one client's model, whose snapshots are exports of what it learns; how many there are its clients say."""
 
     checkpoint: float
     checkpoints: int
@@ -32,12 +33,13 @@ def volume_space(spec: RLJobSpec, shape: Shape) -> VolumeSpace:
     c, width = spec.checkpoint, BYTES[spec.model.dtype]
     of_draft = 3 * FLOAT * guessing.draft(spec, shape)
     of_critic = _saved(spec.critic.optimizer, width) * _scoring(shape) if spec.critic else 0
-    model = _policy(spec, shape)
+    written = not spec.evaluation.only and spec.task != "service"
+    exported = _learnt(spec, shape) if spec.task == "service" else _policy(spec, shape)
     return VolumeSpace(
         checkpoint=_saved(spec.train.optimizer, width) * _learnt(spec, shape) + of_critic + of_draft,
-        checkpoints=0 if spec.evaluation.only else min(c.keep_last + 1, _saves(spec)),
-        export=width * model + guessing.draft_bytes(spec, shape),
-        exports=int(c.export_hugging_face) + (c.keep_exports + 1 if c.export_every_steps else 0),
+        checkpoints=min(c.keep_last + 1, _saves(spec)) if written else 0,
+        export=width * exported + guessing.draft_bytes(spec, shape),
+        exports=int(c.export_hugging_face) + (c.keep_exports + 1 if c.export_every_steps else 0) if written else 0,
     )
 
 
