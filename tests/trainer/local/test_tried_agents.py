@@ -60,6 +60,32 @@ def test_a_mistake_in_an_agent_is_one_message_with_file_line_and_fix(tmp_path: P
     assert found.code == 1 and len(mistakes) == 1 and message in mistakes[0]
 
 
+ENCODES = """
+from rljob_trainer.agents import Trajectory
+
+async def rollout(prompt, policy, row):
+    turn = await policy.generate(prompt.tokens)
+    turn = await policy.generate([*prompt.tokens, *await policy.encode(turn.text)])
+    return Trajectory(turn.whole)
+"""
+"""Goes on behind the text of its first turn, which lacks the end of the turn."""
+KEPT = "return Trajectory(turn.whole, reward=0.5)"
+
+
+def test_turns_that_an_agent_leaves_out_of_its_trajectory_are_noted(tmp_path: Path) -> None:
+    left_out = "is left out of the trajectory and not learnt"
+    job = agent_job(tmp_path, KEPT)
+    assert left_out not in job.run("hm", "{answer}").out
+    job.write("agent.py", ENCODES)
+    assert left_out in job.run("hm", "{answer}").out
+
+
+@pytest.mark.parametrize(("last", "is_noted"), [("return Trajectory(turn.whole)", True), (KEPT, False)])
+def test_an_agent_that_gives_the_only_reward_and_gives_none_is_noted(tmp_path: Path, last: str, is_noted: bool) -> None:
+    found = agent_job(tmp_path, last, rewards=[]).run("hm", "{answer}")
+    assert ("spec.rewards is empty, and the agent gives no reward" in found.out) == is_noted, found.err
+
+
 @pytest.mark.slow
 def test_tools_are_called_once_each_and_their_results_are_shown(tmp_path: Path) -> None:
     agent = {"tools": {"path": "/data/tools.py", "functions": ["add"]}, "maxTurns": 3, "maxTokens": 400}

@@ -23,7 +23,8 @@ def test_a_job_in_order_shows_prompts_with_their_tokens_and_what_right_and_wrong
     assert "spec.data.train[0] = " in found.out and ": 2 rows; prompts of 4 tokens" in found.out
     assert "row 1: 4 tokens, answer '5', data source 'sum'\n    2+3=\n" in found.out
     assert "its answer             reward 1, read as '5'\n    another row's answer   reward 0, read as '7'" in found.out
-    assert "trial: no mistake was seen" in found.out and not (tmp_path / "run").exists()
+    assert "trial: no mistake, 1 note" in found.out and "texts are taken as they are" in found.out
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_text_that_the_tokenizer_has_no_characters_for_is_said_to_be_nothing(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_what_the_tokenizer_leaves_out_of_prompts_and_responses_is_said(tmp_path
         "its answer             reward 1, read as '5', but this tokenizer cannot write '#': it was left out\n"
         in found.out
     )
-    assert "no mistake, 1 note" in found.out
+    assert "no mistake, 2 notes" in found.out
 
 
 def test_the_command_needs_no_torch(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_reward_that_wants_a_form_is_noted_and_can_be_given_it(tmp_path: Path)
     found = trial.run()
     assert "note: spec.data.train[0]" in found.out and "no row's answer is worth more than a wrong text" in found.out
     formed = trial.run("<a>{answer}</a>")
-    assert "its answer             reward 1" in formed.out and "note: " not in formed.out
+    assert "its answer             reward 1" in formed.out and "no row's answer" not in formed.out
 
 
 VERLS = [

@@ -1,5 +1,6 @@
 """`try`: what it shows of rows without a policy, and that every broken one is named with its file and place."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,49 @@ def test_documents_that_the_tokenizer_cannot_write_are_noted(tmp_path: Path) -> 
         found.code == 0
         and "row 2: the tokenizer has no token for 'one', so the model reads the text without;" in found.out
     )
+
+
+def test_columns_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    rows = [HELLO | {"functions": [], "system": "", "id": 1}, HELLO | {"score": 2, "weight": 1}]
+    found = Trial(tmp_path, rows, task="sft", data={"maxTokens": 64}).run()
+    assert "  columns that are not read: functions, id, score\n" in found.out
+    paired = [{"prompt": "hi", "chosen": "x", "rejected": "y", "score_chosen": 1}]
+    found = Trial(tmp_path, paired, task="dpo", data={"maxTokens": 64}).run()
+    assert "  columns that are not read: score_chosen\n" in found.out
+    assert "not read" not in Trial(tmp_path, [HELLO], task="sft", data={"maxTokens": 64}).run().out
+
+
+PAIR = {"prompt": "hi", "response": "yo"}
+TEXTS, RENDERED = "texts are taken as they are", "a text that the chat template is given has '<|im_end|>' in it"
+
+
+@pytest.mark.parametrize(
+    ("row", "texts", "note"),
+    [
+        (PAIR, False, TEXTS),
+        (PAIR, True, None),
+        (PAIR | {"prompt": HELLO["messages"][:1]}, False, None),
+        (HELLO, False, None),
+        (PAIR | {"prompt": "<|im_start|>user\nhi<|im_end|>\n"}, True, RENDERED),
+        (PAIR | {"prompt": "<|im_start|>user\nhi<|im_end|>\n"}, False, TEXTS),
+    ],
+)
+def test_texts_that_go_through_no_template_or_went_through_it_before_are_noted(
+    tmp_path: Path, row: dict, texts: bool, note: str | None
+) -> None:
+    data = {"maxTokens": 64, "chatTemplate": {"texts": texts}}
+    found = Trial(tmp_path, [row], task="sft", data=data).run()
+    assert found.code == 0, found.err
+    assert [one for one in (TEXTS, RENDERED) if one in found.out] == ([note] if note else [])
+    if "response" in row:
+        asked = {"prompt": row["prompt"], "answer": "5", "data_source": "sum"}
+        found = Trial(tmp_path, [asked], data={"chatTemplate": {"texts": texts}}).run()
+        assert [one for one in (TEXTS, RENDERED) if one in found.out] == ([note] if note else []), found.err
+
+
+def test_held_out_rows_that_are_trained_on_are_counted(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, data={"validation": ["/data/held.jsonl"]})
+    trial.write("held.jsonl", "".join(json.dumps(row) + "\n" for row in (SUM, SUM | {"prompt": "9+9="})))
+    assert ": 1 of 2 rows are in spec.data.train, too" in trial.run().out
+    trial.write("held.jsonl", json.dumps(SUM | {"prompt": "9+9="}))
+    assert "are in spec.data.train, too" not in trial.run().out

@@ -15,6 +15,7 @@ from rljob_trainer.data.packed_documents import is_indexed, text_at
 from rljob_trainer.data.tables import Table, open_table
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Tokenizer
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.local.rehearsal.doubts import Watched
 from rljob_trainer.local.rehearsal.findings import Findings, Screen, extent, indented
 
 NAMED = 10
@@ -30,6 +31,8 @@ class RowsOfFile:
     unusable: int = 0
     left_out: dict[str, list[int]] = field(default_factory=dict)
     """Rows, as people count them, by reason."""
+    unread: dict[str, bool] = field(default_factory=dict)
+    """Columns of the rows, and whether none of them was read."""
 
     def read[T](self, rows: range, row: Callable[[int], T]) -> Iterator[T]:
         """Those that can be used."""
@@ -44,11 +47,19 @@ class RowsOfFile:
     def leave_out(self, number: int, reason: str) -> None:
         self.left_out.setdefault(reason, []).append(number)
 
+    def watch(self, row: Watched) -> None:
+        """After it was read."""
+        for column in row:
+            self.unread[column] = self.unread.get(column, True) and column not in row.read
+
     def lines(self) -> Iterator[str]:
-        """What is left out."""
+        """What is left out, and what is not read."""
         for reason, rows in self.left_out.items():
             named = ", ".join(map(str, rows[:NAMED])) + (f" and {len(rows) - NAMED} more" if len(rows) > NAMED else "")
             yield f"  row {named} is left out: {reason}" if len(rows) == 1 else f"  rows {named} are left out: {reason}"
+        unread = [column for column, is_unread in self.unread.items() if is_unread]
+        if unread:
+            yield f"  columns that are not read: {', '.join(unread)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +104,13 @@ class SupervisedRows:
     def _file(self, file: RowFile, encoder: Encoder, rows_of_file: RowsOfFile) -> Iterator[str]:
         rows = self._rows(file.table)
         yield f"  {file.place.path}: {self._read(file.table)}"
+        self.findings.doubt(file.record(0), file.place.path)
 
         def encode(row: int) -> Example:
-            return encoder(RawRow(row, file.record(row), file.at(row), file.format))
+            record = Watched(file.record(row))
+            example = encoder(RawRow(row, record, file.at(row), file.format))
+            rows_of_file.watch(record)
+            return example
 
         for example in rows_of_file.read(rows, encode):
             if example.left_out:

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents import recording
 from rljob_trainer.agents.recording import AgentFailed
+from rljob_trainer.data.files import Record
 from rljob_trainer.data.tokenizer import Tokenizer, unwritten
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.local.rehearsal.doubts import TRAINED, doubts_of_row, doubts_of_samples, held_out_again, pairs
 from rljob_trainer.local.rehearsal.policy import OTHER, Script
 from rljob_trainer.local.rehearsal.rows import TriedFile, TriedRow, out_of_reach
 from rljob_trainer.rewards import request
@@ -80,6 +82,7 @@ class Findings:
         self._errors: list[str] = []
         self._failures: Counter[Cause] = Counter()
         self._first: dict[Cause, str] = {}
+        self._trained: set[tuple[str, str]] = set()
         self.notes: list[str] = []
 
     @property
@@ -108,7 +111,22 @@ class Findings:
         self.require_read(
             file.place.path, [(row.prompt.index + 1, row.prompt.text, row.prompt.tokens) for row in file.rows]
         )
-        for note in _unscored(file, self._spec) or _undecided(file):
+        for note in _unscored(file, self._spec) or (*doubts_of_samples(file, self._spec), *_undecided(file)):
+            self._note(note)
+        self.doubt(file.rows[0].prompt.row(), file.place.path)
+        self._compare(file)
+
+    def doubt(self, record: Record, path: str) -> None:
+        """Notes what may be meant otherwise, by the first row of a file."""
+        for note in doubts_of_row(record, path, self._spec, self._tokenizer):
+            self._note(note)
+
+    def _compare(self, file: TriedFile) -> None:
+        """Held-out rows with those that are trained on, which come first."""
+        if file.place.field.startswith(TRAINED):
+            self._trained.update(pairs(file.prompts))
+            return
+        for note in held_out_again(f"{file.place.field} = {file.place.path}", file.prompts, self._trained):
             self._note(note)
 
     def require_read(self, path: str, texts: Sequence[tuple[int, str, Sequence[int]]]) -> None:
