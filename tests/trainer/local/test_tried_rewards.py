@@ -233,10 +233,10 @@ def test_a_rule_that_finds_no_answer_names_where_answers_are(tmp_path: Path) -> 
 def test_rewards_that_prefer_wrong_answers_are_said_to(tmp_path: Path) -> None:
     found = reward_job(tmp_path, "def reward(response, answer): return float(response != answer)\n").run()
     assert found.code == 0 and "right answers get less than wrong ones" in found.out
-    assert "trial: no mistake, 1 note, after " in found.out
+    assert "trial: no mistake, 2 notes, after " in found.out
     constant = reward_job(tmp_path, "def reward(response, answer): return 1\n").run().out
     assert "no row's answer is worth more than a wrong text" in constant and "less than wrong" not in constant
-    assert "no mistake, 1 note" in constant
+    assert "no mistake, 2 notes" in constant
 
 
 def test_a_reward_of_the_jobs_own_servers_is_said_not_to_be_tried(tmp_path: Path) -> None:
