@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +14,9 @@ from rljob_operator.kube.api import path
 from rljob_operator.kube.client import KubernetesApi
 from rljob_operator.kube.credentials import Credentials
 
-CHILDREN = ("Pod", "StatefulSet", "ConfigMap", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy")
+LASTING = ("ConfigMap", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy")
+"""Kinds whose objects are made once, and stay as long as their job."""
+CHILDREN = ("Pod", "StatefulSet", *LASTING)
 
 
 @dataclass
@@ -32,8 +34,8 @@ class History:
 
     jobs: dict[str, JobStatus] = field(default_factory=dict)
     """Those that exist."""
-    made: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
-    """UIDs that a job's children of a kind have had, by job and kind."""
+    made: dict[tuple[str, str], dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    """Names of all children that a job has had of a kind, by job and kind, and by uid."""
     left: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     """Children that exist, by job and uid."""
     twice: list[str] = field(default_factory=list)
@@ -73,12 +75,12 @@ class History:
             self.jobs[name] = JobStatus.model_validate(obj.get("status", {}))
 
     def _see_child(self, job: str, obj: Object, *, gone: bool) -> None:
-        uid, kind = obj["metadata"]["uid"], obj["kind"]
-        self.made[job, kind].add(uid)
+        uid, kind, name = obj["metadata"]["uid"], obj["kind"], obj["metadata"]["name"]
+        self.made[job, kind][uid] = name
         if gone:
             self.left[job].pop(uid, None)
             return
-        self.left[job][uid] = f"{kind} {obj['metadata']['name']}"
+        self.left[job][uid] = f"{kind} {name}"
         text = obj.get("data", {}).get(names.CONTROL_KEY) if kind == "ConfigMap" else None
         if text:
             self._see_control(job, Control.model_validate_json(text))
@@ -94,6 +96,7 @@ class History:
     def faults(self, expected: Mapping[str, Expected], pods: int) -> Iterator[str]:
         """What was lost or done twice, of jobs of so many pods."""
         yield from self.twice
+        yield from self._made_again()
         for job, one in expected.items():
             yield from self._of_deleted(job) if one.deleted else self._of_living(job, one.lives)
             made = len(self.made[job, "Pod"])
@@ -101,6 +104,11 @@ class History:
                 yield f"{job}: {made} pods were made, not {pods * one.lives}"
         for job in self.left.keys() - expected.keys():
             yield f"{job}: nobody has created it"
+
+    def _made_again(self) -> Iterator[str]:
+        for job, kind in self.made:
+            times = Counter(self.made[job, kind].values()) if kind in LASTING else Counter[str]()
+            yield from (f"{job}: {kind} {name} was made {n} times" for name, n in times.items() if n > 1)
 
     def _of_deleted(self, job: str) -> Iterator[str]:
         if job in self.jobs:

@@ -38,7 +38,8 @@ from rljob_operator.kube.client import KubernetesApi, RateLimiter
 from rljob_operator.kube.credentials import Credentials
 
 NAMESPACE = "users"
-SETTLE_SECONDS = 300
+MOST_SECONDS = 300
+"""For any one thing that is waited for."""
 PAUSE = (0.0, 8.0)
 """Seconds between two actions of a user, from and to."""
 FROZEN_SECONDS = leader_election.LEASE_DURATION + 10
@@ -122,6 +123,9 @@ class Replicas:
         who = ("--identity", name, "--health-port", str(port), "--progress-interval", "5")
         command = ("env", f"KUBECONFIG={self._plane.kubeconfig}", sys.executable, "-m", "rljob_operator", *who)
         self.processes[name] = self._plane.spawn(name, *command)
+        await within(f"{name} to be ready", self._ready(port))
+
+    async def _ready(self, port: int) -> None:
         while not await asyncio.to_thread(is_ready, port):  # noqa: ASYNC110
             await asyncio.sleep(0.2)
 
@@ -131,6 +135,9 @@ class Replicas:
 
     async def new_leader(self, old: str) -> None:
         """Returns when another one holds the lease."""
+        await within(f"another leader than {old or 'none'}", self._leads_other_than(old))
+
+    async def _leads_other_than(self, old: str) -> None:
         while await self.leader() in ("", old):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
@@ -139,6 +146,15 @@ class Replicas:
         process = self.processes.pop(name)
         if await asyncio.to_thread(process.wait, timeout=60) != 0:
             raise SystemExit(f"{name} did not end as it should")
+
+
+async def within(what: str, wait: Awaitable[None], seconds: float = MOST_SECONDS) -> None:
+    """Raises TimeoutError, which says what did not come."""
+    try:
+        async with asyncio.timeout(seconds):
+            await wait
+    except TimeoutError:
+        raise TimeoutError(f"waited for {what}: not within {seconds:g} s") from None
 
 
 def is_ready(port: int) -> bool:
@@ -168,10 +184,9 @@ class Users:
     async def end(self) -> None:
         """Returns when everything has come to rest."""
         self._over.set()
-        async with asyncio.timeout(SETTLE_SECONDS):
-            await asyncio.gather(*self._work)
-            for name, one in self.expected.items():
-                await (self._until_gone if one.deleted else self.until_running)(name)
+        await asyncio.gather(*self._work)
+        for name, one in self.expected.items():
+            await (self._until_gone if one.deleted else self.until_running)(name)
 
     async def create(self, name: str) -> None:
         await self._api.create(job(NAMESPACE, name, SMALL, "0"))
@@ -185,11 +200,11 @@ class Users:
         self.did["deleted"] += 1
 
     async def until_running(self, name: str) -> None:
-        await self._until(lambda: self.status(name).state == "Running")
+        await self._until_state(name, "Running")
 
     async def until_written(self, name: str) -> None:
         """By an operator."""
-        await self._until(lambda: bool(self.status(name).message))
+        await self._until(f"a status of {name}", lambda: bool(self.status(name).message))
 
     def status(self, name: str) -> JobStatus:
         return self._history.jobs.get(name, JobStatus())
@@ -198,7 +213,7 @@ class Users:
         while not self._over.is_set():
             await self._pause()
             await self._suspend(name, suspend=True)
-            await self._until(lambda: self.status(name).state == "Suspended")
+            await self._until_state(name, "Suspended")
             await self._pause()
             await self._suspend(name, suspend=False)
             self.expected[name].lives += 1
@@ -218,11 +233,13 @@ class Users:
         self.did["suspended" if suspend else "resumed"] += 1
 
     async def _until_gone(self, name: str) -> None:
-        await self._until(lambda: name not in self._history.jobs and not self._history.left[name])
+        await self._until(f"the end of {name}", lambda: name not in self._history.jobs and not self._history.left[name])
 
-    async def _until(self, ready: Callable[[], bool]) -> None:
-        while not ready():  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+    async def _until_state(self, name: str, state: str) -> None:
+        await self._until(f"{name} to be {state}", lambda: self.status(name).state == state)
+
+    async def _until(self, what: str, ready: Callable[[], bool]) -> None:
+        await within(what, _true(ready))
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._random.uniform(*PAUSE))
@@ -277,6 +294,11 @@ class Switches:
         held, written, runs = await asyncio.gather(*(_seconds(start, wait) for wait in waits))
         print(f"| {how} | {held:.1f} s | {written:.1f} s | {runs:.1f} s |", flush=True)
         await self._users.delete(name)
+
+
+async def _true(ready: Callable[[], bool]) -> None:
+    while not ready():  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
 
 
 async def _thaw(process: subprocess.Popen[bytes]) -> None:

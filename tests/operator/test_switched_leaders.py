@@ -1,10 +1,12 @@
 """What benchmarks/replicas.py looks for when the leader changes: a fault of each kind is named. Its run is in tests/apiserver/test_lease.py."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from benchmarks.history import Expected, History
+from benchmarks.history import LASTING, Expected, History
+from benchmarks.replicas import within
 from rljob_api import names
 from rljob_api.protocol import Control, Member, Resume
 from rljob_operator.kube.api import Object
@@ -60,6 +62,15 @@ def test_what_is_lost_or_done_twice_is_named(found: History, fault: str) -> None
     assert named.startswith(fault)
 
 
+@pytest.mark.parametrize("kind", LASTING)
+def test_a_child_that_was_made_again_is_named(kind: str) -> None:
+    first, second = child(kind, "one"), child(kind, "two")
+    assert list(history(job(), first, first, second).faults({"a": Expected()}, PODS)) == []
+    second["metadata"]["name"] = first["metadata"]["name"]
+    found = history(job(), first, second)
+    assert list(found.faults({"a": Expected()}, PODS)) == [f"a: {kind} a-one was made 2 times"]
+
+
 def test_what_is_left_of_a_deleted_job_is_named() -> None:
     found, deleted = history(job()), {"a": Expected(deleted=True)}
     assert list(found.faults(deleted, PODS)) == ["a was deleted and is there"] + [
@@ -69,3 +80,8 @@ def test_what_is_left_of_a_deleted_job_is_named() -> None:
         found.see(obj, gone=True)
     assert list(found.faults(deleted, PODS)) == []
     assert list(found.faults({}, PODS)) == ["a: nobody has created it"]
+
+
+def test_what_does_not_come_ends_a_run_and_is_named() -> None:
+    with pytest.raises(TimeoutError, match="waited for a-1 to be Running: not within"):
+        asyncio.run(within("a-1 to be Running", asyncio.Event().wait(), seconds=0.01))
