@@ -1,5 +1,6 @@
 """A real agent-sandbox next to the local cluster: programs run in pods that waited in its pools, and none of its objects outlives the job."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,10 @@ pytestmark = pytest.mark.extra
 KINDS = ("sandboxclaims", "sandboxwarmpools", "sandboxtemplates", "sandboxes.agents.x-k8s.io")
 SECONDS = 600
 """Many times what anything takes."""
+WAITING_SECONDS, WAITING_STEPS = 20, 3
+"""For which no step comes while there are no sandboxes: at least so long, and as long as so many steps take otherwise."""
+REPORT_SECONDS = 10
+"""Within which a step is in the job's status."""
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +101,15 @@ def test_while_its_controllers_are_away_trajectories_wait_and_none_fails(
 ) -> None:
     """Pods that were used go all the same; there are no others."""
     job.wait_for_step(2, timeout=SECONDS)
+    began = time.monotonic()
+    job.wait_for_step(job.status().progress.step + 2, timeout=SECONDS)
+    usual = (time.monotonic() - began) / 2
     plane.stop()
     wait_for("all to be used", lambda: not claimed(job), SECONDS)
+    time.sleep(2 * usual + REPORT_SECONDS)  # what the last of them have computed becomes a step, and is reported
     step = job.status().progress.step
+    time.sleep(max(WAITING_SECONDS, WAITING_STEPS * usual))  # nothing that could be waited for comes
+    assert job.status().progress.step == step, "without sandboxes there is nothing to train on"
     agent_sandbox.run(plane)
     job.wait_for_step(step + 2, timeout=SECONDS)
     boxed.assert_programs_ran(empty_lab, job)
