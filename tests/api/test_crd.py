@@ -79,11 +79,18 @@ def test_nothing_in_the_status_has_a_default_or_is_required() -> None:
         assert "required" not in node
 
 
+def own_defaults(schema: dict[str, Any], given: Any) -> Any:
+    """The fields that are given, each with its own default."""
+    if "properties" not in schema:
+        return schema["default"]
+    return {name: own_defaults(schema["properties"][name], inner) for name, inner in given.items()}
+
+
 def test_a_field_has_one_default_whether_its_section_is_written_or_not() -> None:
     """Else a critic that is given `optimizer: {warmupSteps: 5}` would lose its learning rate, and an evaluation with `maxTokens` its temperature."""
     for node in nodes(SCHEMA["properties"]["spec"]):
-        if "properties" in node:
-            assert node.get("default", {}) == {}
+        if "properties" in node and "default" in node:
+            assert own_defaults(node, node["default"]) == node["default"]
     spec = make_spec(critic={"optimizer": {"warmupSteps": 5}}, evaluation={"sampling": {"maxTokens": 4}})
     assert spec.critic and spec.critic.optimizer.learning_rate == 1e-5
     assert spec.evaluation.sampling.temperature == 0

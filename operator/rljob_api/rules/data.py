@@ -40,6 +40,10 @@ def token_rules(micro_batch: Expression, alignment: Expression) -> tuple[Rule, .
     def aligned(tokens: Expression) -> Expression:
         return (tokens + alignment - 1) // alignment * alignment
 
+    def takes(room: Expression, tokens: Expression) -> Expression:
+        """Whether that many, aligned, fit."""
+        return room // alignment * alignment >= tokens
+
     longest = aligned(LONGEST).named("rounded up for tensor and context parallelism")
     example = (aligned(field("data.maxTokens")) * either(PAIRS, 2, 1)).named(
         "data.maxTokens, rounded up for tensor and context parallelism, twice for a pair"
@@ -50,7 +54,7 @@ def token_rules(micro_batch: Expression, alignment: Expression) -> tuple[Rule, .
     return (
         Rule(
             "train.tokensPerMicroBatch",
-            RL.implies(micro_batch >= longest),
+            RL.implies(takes(micro_batch, LONGEST)),
             "the longest sample must fit into a micro-batch: {0}, {1}",
             "raise it, or lower spec.data.maxPromptTokens or maxTokens of spec.rollout.agent or else spec.rollout.sampling",
             (LONGEST, longest),
@@ -58,7 +62,7 @@ def token_rules(micro_batch: Expression, alignment: Expression) -> tuple[Rule, .
         ),
         Rule(
             "train.tokensPerMicroBatch",
-            RL | SERVICE | (micro_batch >= example),
+            RL | SERVICE | takes(micro_batch // either(PAIRS, 2, 1), field("data.maxTokens")),
             "the longest sample must fit into a micro-batch: {0}",
             "raise it, or lower spec.data.maxTokens",
             (example,),
@@ -66,7 +70,7 @@ def token_rules(micro_batch: Expression, alignment: Expression) -> tuple[Rule, .
         ),
         Rule(
             "train.tokensPerMicroBatch",
-            SERVICE.implies(micro_batch >= of_clients),
+            SERVICE.implies(takes(micro_batch, field("service.maxTokens"))),
             "the longest sample of a client must fit into a micro-batch: {0}",
             "raise it, or lower spec.service.maxTokens",
             (of_clients,),

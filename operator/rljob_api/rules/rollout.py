@@ -31,7 +31,7 @@ TENSOR, COPIES = field("rollout.tensorParallel"), field("rollout.dataParallel")
 REPLAYED = present("train.batches.replay")
 WORKERS = present("rollout.agent.workers")
 INTERRUPT = field("rollout.interrupt")
-CONTINUES = INTERRUPT.equals("continue") | INTERRUPT.equals("keep")
+CONTINUES = INTERRUPT.is_in(("continue", "keep"))
 
 OBJECT_RULES = (
     Rule(

@@ -9,10 +9,9 @@ import yaml
 from rljob_api import names
 from rljob_api.rules.fields import is_optional
 from rljob_api.rules.validator import JOB_NAME, OBJECT_RULES
+from rljob_api.schema.sections import Schema, Validation, complete, place
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
-
-Validation = dict[str, str]
 
 NAME: Validation = {
     "rule": f"self.metadata.name.size() <= {names.MAX_JOB_NAME} && self.metadata.name.matches('^{JOB_NAME}$')",
@@ -34,7 +33,7 @@ def _value(spec: str, path: str) -> str:
 
 
 def validations() -> dict[tuple[str, ...], list[Validation]]:
-    """Entries of `x-kubernetes-validations`, by the path of the schema that has them."""
+    """Entries of `x-kubernetes-validations`, by the path of the schema that `self` is in them."""
     by_path: dict[tuple[str, ...], list[Validation]] = {(): []}
     for rule in OBJECT_RULES:
         by_path.setdefault((*rule.items.split("."), "[]") if rule.items else (), []).append(rule.kubernetes())
@@ -47,8 +46,6 @@ def validations() -> dict[tuple[str, ...], list[Validation]]:
     ]
     return by_path
 
-
-Schema = dict[str, Any]
 
 _DROPPED = {"title", "propertyNames", "exclusiveMinimum", "discriminator"}
 
@@ -79,7 +76,9 @@ def crd() -> dict[str, Any]:
     """The whole object."""
     spec = structural(RLJobSpec.model_json_schema(by_alias=True))
     for path, rules in validations().items():
-        _at(spec, path)["x-kubernetes-validations"] = rules
+        for rule in rules:
+            place(_at(spec, path), rule)
+    complete(spec)
     status = _open(structural(JobStatus.model_json_schema(by_alias=True, mode="serialization"))) | {
         "default": UNOBSERVED
     }

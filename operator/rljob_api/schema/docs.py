@@ -103,7 +103,8 @@ def _bounds(field: Schema) -> str:
 
 
 def _default(field: Schema) -> str:
-    value = field.get("default")
+    """Of a section its fields have their own."""
+    value = None if "properties" in field else field.get("default")
     return "" if value in (None, "", {}, []) else f"`{json.dumps(value)}`"
 
 
