@@ -12,7 +12,7 @@ from rljob_operator.cache.reports import parse_control
 from rljob_operator.kube.api import ApiError, Conflict, Object
 from rljob_operator.kube.client import managed_fields_upgrade
 from rljob_operator.reconcile.reconciler import Reconciler
-from rljob_operator.reconcile.writer import covers, together
+from rljob_operator.reconcile.writer import AT_ONCE, covers, together
 from simulator.cluster import FakeCluster
 from simulator.controllers import sync_stateful_sets
 from simulator.feed import PROMPT, Feed
@@ -257,13 +257,34 @@ async def test_a_conflict_is_no_sign_that_a_write_was_done(busy: str) -> None:
     await _until_released_and_outdated(cluster)
 
 
-async def _until_released_and_outdated(cluster: FakeCluster) -> None:
+class SlowDeletions(FakeCluster):
+    """Counts how many are under way together, at most."""
+
+    now_deleted = most_deleted = 0
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
+        self.now_deleted += 1
+        self.most_deleted = max(self.now_deleted, self.most_deleted)
+        await asyncio.sleep(0)
+        self.now_deleted -= 1
+        await super().delete(kind, namespace, name, uid, force=force)
+
+
+@pytest.mark.parametrize(("trainers", "at_once"), [(3, 4), (AT_ONCE + 4, AT_ONCE)])
+async def test_pods_of_a_gang_are_deleted_together_and_not_one_after_another(trainers: int, at_once: int) -> None:
+    cluster = SlowDeletions()
+    cluster.put(job_object("demo", raw_spec(trainer={"device": "cpu", "nodes": trainers})))
+    await _until_released_and_outdated(cluster, trainers + 1)
+    assert cluster.most_deleted == at_once
+
+
+async def _until_released_and_outdated(cluster: FakeCluster, count: int = 2) -> None:
     """Pods are made, released, and, being of a former template, deleted."""
     for _ in range(3):
         await operating(cluster)((NAMESPACE, "demo"))
         sync_stateful_sets(cluster)
     pods = cluster.pods(NAMESPACE)
-    assert len(pods) == 2
+    assert len(pods) == count
     assert all(pod["spec"]["nodeName"] for pod in pods)
     for pod in pods:
         cluster.edit("Pod", NAMESPACE, pod["metadata"]["name"])["metadata"]["annotations"] = {}

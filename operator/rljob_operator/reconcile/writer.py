@@ -175,17 +175,19 @@ class Writer:
         if obj["kind"] != "Secret":
             self._cache.put(obj, s.messages.get(control_text(obj)) if s else None)
 
-    async def delete_pods(self, s: Snapshot, pods: Iterable[Pod], *, force: bool = False) -> list[ChildProblem]:
+    async def delete_pods(self, s: Snapshot, pods: Collection[Pod], *, force: bool = False) -> list[ChildProblem]:
         """So that others take their places: of one that a SandboxClaim has, the claim is deleted. `force`: without waiting for the kubelet, after
         which the claim gets another pod. Returns why some are not."""
-        namespace, problems = s.job.namespace, list[ChildProblem | None]()
-        for pod in pods:
-            if pod.claim and not force:
-                problems += await self._delete_claim(s, pod.claim)
-            else:
-                send = partial(self._delete, "Pod", namespace, pod.name, pod.uid, force=force)
-                problems.append(await self._attempt(s, Write("delete", _pod(pod), (pod.uid, force)), send))
-        return [problem for problem in problems if problem]
+        problems = await self._delete_claims(s, [pod.claim for pod in pods if pod.claim and not force])
+        sends = [
+            (
+                Write("delete", _pod(pod), (pod.uid, force)),
+                partial(self._delete, "Pod", s.job.namespace, pod.name, pod.uid, force=force),
+            )
+            for pod in pods
+            if force or not pod.claim
+        ]
+        return problems + await self._attempt_at_once(s, sends)
 
     async def let_go(self, s: Snapshot, pods: Iterable[Pod]) -> list[ChildProblem]:
         """Takes the finalizers of backends from pods. Returns why some keep them."""
@@ -207,20 +209,17 @@ class Writer:
                 raise
             await self._refresh("Pod", namespace, pod.name)
 
-    async def _delete_claim(self, s: Snapshot, name: str) -> list[ChildProblem]:
-        known = self._cache.children["SandboxClaim"].get((s.job.namespace, name))
-        if known is None or "deletionTimestamp" in known.value["metadata"]:
-            return []
-        return await self.delete(s, [dict(known.value)])
+    async def _delete_claims(self, s: Snapshot, named: Iterable[str]) -> list[ChildProblem]:
+        known = (self._cache.children["SandboxClaim"].get((s.job.namespace, name)) for name in named)
+        return await self.delete(s, [dict(c.value) for c in known if c and "deletionTimestamp" not in c.value["metadata"]])
 
     async def delete(self, s: Snapshot, objects: Iterable[Object]) -> list[ChildProblem]:
         """Returns why some stay."""
-        problems = list[ChildProblem | None]()
-        for obj in objects:
-            uid = obj["metadata"]["uid"]
-            send = partial(self._delete, *_name(obj), uid)
-            problems.append(await self._attempt(s, Write("delete", obj, uid), send))
-        return [problem for problem in problems if problem]
+        sends = [
+            (Write("delete", obj, obj["metadata"]["uid"]), partial(self._delete, *_name(obj), obj["metadata"]["uid"]))
+            for obj in objects
+        ]
+        return await self._attempt_at_once(s, sends)
 
     async def delete_children(self, s: Snapshot) -> list[ChildProblem]:
         """Deletes all children but the token's Secret, which goes with the job: we may create Secrets and nothing else. Returns why some stay."""
