@@ -211,7 +211,9 @@ class Writer:
 
     async def _delete_claims(self, s: Snapshot, named: Iterable[str]) -> list[ChildProblem]:
         known = (self._cache.children["SandboxClaim"].get((s.job.namespace, name)) for name in named)
-        return await self.delete(s, [dict(c.value) for c in known if c and "deletionTimestamp" not in c.value["metadata"]])
+        return await self.delete(
+            s, [dict(c.value) for c in known if c and "deletionTimestamp" not in c.value["metadata"]]
+        )
 
     async def delete(self, s: Snapshot, objects: Iterable[Object]) -> list[ChildProblem]:
         """Returns why some stay."""
