@@ -7,7 +7,16 @@ from rljob_trainer import patches
 VERSIONS = ("0.32.0",)
 """Of vLLM, which every patch below was proven on."""
 
-MODULES = ("cpu_experts", "cpu_engine", "cpu_latent_attention", "exact_on_cpu", "scheduler", "sleep", "weight_updates")
+MODULES = (
+    "cpu_adapters",
+    "cpu_experts",
+    "cpu_engine",
+    "cpu_latent_attention",
+    "exact_on_cpu",
+    "scheduler",
+    "sleep",
+    "weight_updates",
+)
 
 
 def install() -> None:
