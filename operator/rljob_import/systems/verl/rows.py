@@ -146,8 +146,8 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
         lacks(f"{o}lr_warmup_init", "the warm-up begins at 0", 0, 0.0),
         lacks(f"{o}lr_decay_steps", "the rate falls until the last step"),
         lacks(f"{o}weight_decay_incr_style", "weight decay is constant", "constant"),
-        read(f"{o}use_precision_aware_optimizer", f"{target}.momentsDtype", False),
-        *(read(f"{o}{key}_dtype", f"{target}.momentsDtype", "fp32", text="both are the same") for key in MOMENTS),
+        read(f"{o}use_precision_aware_optimizer", "", False, text="moments are float32"),
+        *(read(f"{o}{key}_dtype", "", "fp32", text="moments are float32") for key in MOMENTS),
         lacks(f"{o}override_optimizer_config.*", "the optimizer has no further settings; see trainer.offload.update"),
         *(
             implied(f"{o}{key}")
