@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rljob_trainer.data import tables
-from rljob_trainer.data.files import Place
+from rljob_trainer.data.files import Place, read_records
 from rljob_trainer.data.tables import SCAN_BYTES, LinesTable, open_table
 from rljob_trainer.failure import ConfigurationError
 
@@ -113,3 +113,28 @@ def test_a_scratch_directory_that_is_full_is_not_the_files_fault(tmp_path: Path)
     (scratch / "1.arrow").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
         opened(write(tmp_path / "a.parquet", ROWS), tmp_path)
+
+
+TWICE = '{"a": 1, "b": {"c": 1, "d": 2, "c": 3}}'
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "list.json"])
+def test_an_object_with_two_values_of_one_name_is_refused_since_nobody_knows_which_counts(
+    tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / name
+    file.write_text(f"[{TWICE}]" if name == "list.json" else TWICE)
+    with pytest.raises((ConfigurationError, ValueError), match="an object has 'c' more than once"):
+        open_table(Place("f", str(file)), tmp_path)[0]
+    with pytest.raises(ConfigurationError, match="an object has 'c' more than once"):
+        list(read_records(Place("f", str(file)), ["a"]))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_a_file_in_another_encoding_is_to_be_saved_as_utf_8(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": "é"}\n', encoding=encoding)
+    with pytest.raises(ConfigurationError, match="save the file as UTF-8"):
+        list(read_records(Place("f", str(tmp_path / "a.jsonl")), ["a"]))
+    table = open_table(Place("f", str(tmp_path / "a.jsonl")), tmp_path)
+    with pytest.raises(UnicodeDecodeError):
+        table[0]

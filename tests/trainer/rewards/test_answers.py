@@ -107,6 +107,11 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.parametrize("answer", [*NUMBERS, "He has 3 and 4 apples, so 7", "1 + 2 = 3", "x = 3"])
+def test_an_answer_that_ends_in_one_number_is_taken_by_the_rule_number(answer):
+    assert validate_row([RewardSpec(rule="number")], "s", answer, by_driver=True) is None
+
+
 @pytest.mark.parametrize("answer", NUMBERS)
 def test_a_number_is_itself_and_no_other_one(answer):
     for form in ("%s", "\\boxed{%s}", "so it is = %s", "the steps are 1, 2\n#### %s", "\\boxed{%s}, in 3 steps"):
@@ -116,7 +121,10 @@ def test_a_number_is_itself_and_no_other_one(answer):
     assert all(RULES["number"](other, answer) == 0.0 for other in others), others
 
 
-@pytest.mark.parametrize("answer", ["2\\sqrt{3}", "(3, 4)", "[0, 1]", "\\frac{\\pi}{2}"])
+SEVERAL = ("2 or 3", "2, 3 and 4", "3;5", "2024-05-01", "1.234,5", "3,5", "10 000", "3 + 4", "\\boxed{2, 3}")
+
+
+@pytest.mark.parametrize("answer", ["2\\sqrt{3}", "(3, 4)", "[0, 1]", "\\frac{\\pi}{2}", *SEVERAL])
 def test_an_answer_that_is_more_than_a_number_is_refused_for_the_rule_number(answer):
     rewards = [RewardSpec(rule="number")]
     found = validate_row(rewards, "s", answer, by_driver=True)

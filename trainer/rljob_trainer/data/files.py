@@ -15,6 +15,7 @@ from rljob_trainer.failure import ConfigurationError, is_outage
 from rljob_trainer.model_files import is_pointer
 
 Record = Mapping[str, Any]
+UTF8 = "save the file as UTF-8"
 ROWS_AT_ONCE = 1024
 """Of a columnar file: what is in memory in addition to the prompts."""
 
@@ -88,7 +89,7 @@ def readable(file: Place, format_name: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError) as error:
         if is_outage(error) or getattr(error, "errno", None) == errno.ENOSPC:  # of the scratch directory
             raise
-        fix = f"write the file again as {format_name}"
+        fix = UTF8 if isinstance(error, UnicodeDecodeError) else f"write the file again as {format_name}"
         raise file.error(f"cannot be read as {format_name}: {error}", fix) from error
 
 
@@ -145,7 +146,7 @@ def _json(path: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:
     """A list of objects, which is read as a whole, or one object per line, which some tools also call .json."""
     with path.open(encoding="utf-8-sig") as stream:
         if first_character(stream) == "[":
-            yield from ((row, checked_record(value)) for row, value in enumerate(json.load(stream), 1))
+            yield from ((row, checked_record(value)) for row, value in enumerate(parsed(stream.read()), 1))
         else:
             yield from _json_lines(stream)
 
@@ -162,6 +163,20 @@ def _jsonl(path: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:
         yield from _json_lines(stream)
 
 
+def parsed(text: str | bytes) -> Any:
+    """What JSON text stands for. Raises ValueError, also for an object with two values of one name, of which JSON does not say which counts."""
+    return json.loads(text.decode() if isinstance(text, bytes) else text, object_pairs_hook=_object)
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in made if names.count(name) > 1)
+        raise ValueError(f"an object has {twice!r} more than once")
+    return made
+
+
 BLANK = " \t\r\n"
 """White space as JSON has it. A line of nothing else is no row: data/tables.py counts the same rows."""
 
@@ -170,7 +185,7 @@ def _json_lines(stream: IO[str]) -> Iterator[tuple[int, Record]]:
     for number, line in enumerate(stream, 1):
         if line.strip(BLANK):
             try:
-                yield number, checked_record(json.loads(line))
+                yield number, checked_record(parsed(line))
             except ValueError as error:
                 raise ValueError(f"line {number} does not hold one object: {error}") from error
 

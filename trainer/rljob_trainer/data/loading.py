@@ -14,7 +14,7 @@ from typing import cast
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.encoding import Encoder, EncodingWorkers, RawRow, require
 from rljob_trainer.data.examples import Example, ExampleSet
-from rljob_trainer.data.files import MadeFiles, Place, Record, places
+from rljob_trainer.data.files import UTF8, MadeFiles, Place, Record, places
 from rljob_trainer.data.formats import Reason, detect
 from rljob_trainer.data.packed_documents import PackedDocuments, load_documents
 from rljob_trainer.data.tables import Table, open_table
@@ -53,7 +53,8 @@ class RowFile:
         try:
             return self.table[row]
         except ValueError as error:
-            raise self.at(row).error(f"cannot be read: {error}", "write the row as one JSON object") from error
+            fix = UTF8 if isinstance(error, UnicodeDecodeError) else "write the row as one JSON object"
+            raise self.at(row).error(f"cannot be read: {error}", fix) from error
 
     def at(self, row: int) -> Place:
         return self.place.at(self.table.number(row))

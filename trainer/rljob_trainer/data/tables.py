@@ -28,6 +28,7 @@ from rljob_trainer.data.files import (
     checked_record,
     first_character,
     open_arrow,
+    parsed,
     readable,
 )
 
@@ -99,7 +100,7 @@ class LinesTable:
         return len(self._starts)
 
     def __getitem__(self, row: int) -> Record:
-        return checked_record(json.loads(self._bytes[self._starts[row] : self._ends[row]]))
+        return checked_record(parsed(self._bytes[self._starts[row] : self._ends[row]]))
 
     def number(self, row: int) -> int:
         return 1 + row + int(np.searchsorted(self._rows_before_blank, row, side="right"))
@@ -158,7 +159,7 @@ def _parquet(path: Path, scratch: Path) -> Table:
 def _json(path: Path, scratch: Path) -> Table:
     with path.open(encoding="utf-8-sig") as stream:
         if first_character(stream) == "[":
-            return Rows(json.load(stream))
+            return Rows(parsed(stream.read()))
     return _jsonl(path, scratch)
 
 

@@ -126,6 +126,8 @@ class PythonFile:
             return "set interface: verl, or function: compute_score"
         if defined:
             return "set python.function to one of them"
+        if "attempted relative import with no known parent package" in str(error):
+            return "import files next to it by their names, without a dot: its directory is in sys.path, and it is part of no package"
         return "fix the file; it is imported by itself, with the image's packages"
 
     def _require_file(self) -> None:

@@ -38,6 +38,8 @@ COMPOSITE = re.compile(
     r"\\(?:sqrt|pi|log|ln|sin|cos|tan|infty|cup|begin|pm)(?![a-z])|[\[(]\s*-?[\d.]+,\s+-?[\d.]+\s*[\])]"
 )
 """More than a number: of it, the rule `number` would compare the last one."""
+BETWEEN = frozenset((",", ";", "-", "+", ".", ":", "or", "and", "to"))
+"""What stands between the numbers of an answer that is nothing but several of them: a list, a date, a sum, 1.234,5 as Europeans write it."""
 
 
 def boxed(text: str) -> str | None:
@@ -63,6 +65,12 @@ def number(text: str) -> ExactNumber | None:
     for match in NUMBER.finditer(_written_plainly(final if mark else boxed(text) or text)):  # noqa: B007
         pass
     return _value(match) if match else None
+
+
+def is_several(answer: str) -> bool:
+    """Whether an answer is nothing but several numbers, of which `number` would take the last one."""
+    text = _written_plainly(boxed(answer) or answer)
+    return len(NUMBER.findall(text)) > 1 and all(word in BETWEEN for word in NUMBER.sub(" ", text).split())
 
 
 def number_text(text: str) -> str | None:
@@ -158,7 +166,8 @@ def validate_row(rewards: Sequence[RewardSpec], data_source: str, answer: str, b
         if entry.rule == "number" and number(answer) is None:
             rule = f"the answer {answer[:80]!r} holds no number, and spec.rewards[{i}] compares numbers"
             return RowProblem(rule, fix, True)
-        if entry.rule == "number" and "####" not in answer and COMPOSITE.search(boxed(answer) or answer):
+        composite = COMPOSITE.search(boxed(answer) or answer) or is_several(answer)
+        if entry.rule == "number" and "####" not in answer and composite:
             rule = f"the answer {answer[:80]!r} is more than a number, and spec.rewards[{i}] compares numbers"
-            return RowProblem(rule, f"set spec.rewards[{i}].rule: math, or correct the row", True)
+            return RowProblem(rule, f"set spec.rewards[{i}].rule: math or exactMatch, or correct the row", True)
     return None
