@@ -214,3 +214,17 @@ async def test_a_missing_file_ends_the_driver_before_rank_0_has_waited(bench):
         await bench.driver
     with pytest.raises(DriverLost):
         await call(rank.start, 0, None, [], "")
+
+
+@pytest.mark.parametrize(("parameter", "is_warned_of"), [("answer", True), ("answer=''", False)])
+async def test_answers_that_a_function_takes_and_no_row_has_are_warned_of(bench, tmp_path, parameter, is_warned_of):
+    (tmp_path / "reward.py").write_text(f"def reward(response, {parameter}): return 1\n")
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1=", "solution": "2", "data_source": "sum"}\n')
+    bench.spec["data"]["train"] = [str(tmp_path / "a.jsonl")]
+    bench.spec["rewards"] = [{"python": {"path": str(tmp_path / "reward.py")}}]
+    bench.control()
+    rank = await bench.connect()
+    await call(rank.start, 0, None, [], "torch layers")
+    said = " ".join(bench.progress().warnings)
+    assert ("set it to solution, which holds '2'" in said) == is_warned_of, said
+    bench.driver.cancel()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pod_listener import PodListener, PodsOfWorkers, listening
 from rljob_trainer.driver.pool import RolloutPool
-from rljob_trainer.driver.preparing import moved, read_prompts, row_maker
+from rljob_trainer.driver.preparing import moved, read_prompts, row_maker, without_answers
 from rljob_trainer.driver.reporter import Alarms, Reporter
 from rljob_trainer.driver.server import serve
 from rljob_trainer.driver.service import ServiceDriver
@@ -73,10 +73,7 @@ async def drive(directory: Path, listener: socket.socket, token: str, loaded: Ca
         await _of_service(directory, control, token, progress, listener)
         return
     tokenizer = load_tokenizer(control.spec)
-    text = unheard_end(control.spec, tokenizer)
-    if text:
-        log.warning("%s", text)
-        progress.update(warnings=[text])
+    _warn(progress, filter(None, [unheard_end(control.spec, tokenizer)]))
     work = _supervised if control.spec.supervised else _reinforcement
     try:
         async with (
@@ -155,6 +152,7 @@ async def _reinforcement(
         made = row_maker(directory, spec, progress)
         train, held_out = await asyncio.to_thread(read_prompts, directory, spec, tokenizer, made)
         await rewards.start()
+        _warn(progress, without_answers(spec, train, rewards.needed_answers))
         control = _counted(control, train)
         room = PROBE_SEQUENCES if spec.keeps_requests else 0  # for a probe, which then meets a server that generates
         most = max(1, sequences(spec) - room)
@@ -178,6 +176,15 @@ async def _reinforcement(
     finally:
         following.cancel()
         await asyncio.gather(*(part.stop() for part in parts))
+
+
+def _warn(progress: ProgressFile, texts: Iterable[str]) -> None:
+    """What does not stop the job, for its log and its status."""
+    said = [*texts]
+    for text in said:
+        log.warning("%s", text)
+    if said:
+        progress.update(warnings=said)
 
 
 def _counted(control: Control, data: Dataset) -> Control:

@@ -1,6 +1,7 @@
 """What the driver reads before it serves rank 0: prompts for training, held-out sets, and rows that a user's own code makes."""
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rljob_trainer.data.files import places
 from rljob_trainer.data.pictures import image_reader
 from rljob_trainer.data.prompts import HeldOutSet, PromptSet, load_held_out, load_prompts, require_prompts_of_every_file
 from rljob_trainer.data.tokenizer import Tokenizer, Vocabulary
+from rljob_trainer.driver.unanswered import missing_answers
 from rljob_trainer.rewards.rules import validate_row
 from rljob_trainer.wire.launcher_files import ProgressFile
 
@@ -47,6 +49,15 @@ def read_prompts(
     for name, prompts in [("train", train), *((f"held-out set {s.name}", s.prompts) for s in held_out)]:
         log.info("%s: %s", name, _described(prompts))
     return train, held_out
+
+
+def without_answers(spec: RLJobSpec, train: PromptSet, needed: Mapping[int, str]) -> list[str]:
+    """What to say where functions take answers (`needed`, by the index of their entry) and no row has one. Rows that spec.data.custom makes are its
+    own matter."""
+    files = places("spec.data.train", spec.data.train)
+    if spec.data.custom or not files:
+        return []
+    return [str(mistake) for mistake in missing_answers(spec, files[0], train, needed)]
 
 
 def _described(prompts: PromptSet) -> str:

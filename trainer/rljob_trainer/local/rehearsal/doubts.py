@@ -45,6 +45,8 @@ def doubts_of_row(record: Record, path: str, spec: RLJobSpec, tokenizer: Tokeniz
         return
     prompt, end = find(spec.data.prompt_key, record), turn_end(spec, tokenizer)
     is_text = isinstance(prompt, str) and not chat_in(prompt) and not spec.data.chat_template.texts
+    if is_text and spec.rollout.agent:
+        return  # which may make a conversation of it
     if is_text:
         yield f"{path}: texts are taken as they are, although the model has a chat template: for chats set spec.data.chatTemplate.texts: true"
     elif end and end[0] in str(dict(record)):

@@ -21,8 +21,8 @@ from rljob_trainer.data.prompts import Prompt, PromptSet, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, Vocabulary
 from rljob_trainer.driver.buffer.assembly import Outcome
 from rljob_trainer.driver.buffer.generation import Generator, GroupRequest
+from rljob_trainer.driver.unanswered import missing_answers
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.local.rehearsal.answers import missing_answers
 from rljob_trainer.local.rehearsal.policy import LocalParser, Script, ScriptedPolicy, calling, end_of, scripts
 from rljob_trainer.rewards.manager import RewardManager, is_scored_by_driver
 from rljob_trainer.rewards.request import SampleFailed

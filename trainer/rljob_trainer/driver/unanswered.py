@@ -13,7 +13,8 @@ from rljob_trainer.rewards.rules import entries_of
 def missing_answers(
     spec: RLJobSpec, place: Place, prompts: PromptSet, needed: Mapping[int, str]
 ) -> Iterator[ConfigurationError]:
-    """Once for each data source of which no row has an answer. A job starts all the same: a function may take answers that it does not need.
+    """Once for each data source of which no row has an answer. A job starts all the same, with a warning: a function may take answers that it does
+    not need.
 
     Args:
         needed: what the functions of entries call the answer that they have no default for, by the index of the entry
