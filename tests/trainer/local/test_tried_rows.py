@@ -149,6 +149,7 @@ TEXTS, RENDERED = "texts are taken as they are", "a text that the chat template 
         (PAIR, True, None),
         (PAIR | {"prompt": HELLO["messages"][:1]}, False, None),
         (HELLO, False, None),
+        (HELLO | {"prompt": "hi"}, False, None),
         (PAIR | {"prompt": "<|im_start|>user\nhi<|im_end|>\n"}, True, RENDERED),
         (PAIR | {"prompt": "<|im_start|>user\nhi<|im_end|>\n"}, False, TEXTS),
     ],
@@ -164,6 +165,16 @@ def test_texts_that_go_through_no_template_or_went_through_it_before_are_noted(
         asked = {"prompt": row["prompt"], "answer": "5", "data_source": "sum"}
         found = Trial(tmp_path, [asked], data={"chatTemplate": {"texts": texts}}).run()
         assert [one for one in (TEXTS, RENDERED) if one in found.out] == ([note] if note else []), found.err
+
+
+@pytest.mark.parametrize(("answer", "is_noted"), [("yo", True), (HELLO["messages"], False)])
+def test_answers_of_pairs_that_are_whole_conversations_go_through_the_template(
+    tmp_path: Path, answer: object, is_noted: bool
+) -> None:
+    other = "no" if is_noted else [HELLO["messages"][0], {"role": "assistant", "content": "no"}]
+    row = {"prompt": "hi", "chosen": answer, "rejected": other}
+    found = Trial(tmp_path, [row], task="dpo", data={"maxTokens": 64}).run()
+    assert (TEXTS in found.out) == is_noted, found.err
 
 
 def test_held_out_rows_that_are_trained_on_are_counted(tmp_path: Path) -> None:

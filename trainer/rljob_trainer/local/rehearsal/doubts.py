@@ -39,15 +39,18 @@ class Watched(Mapping[str, Any]):
         return len(self._record)
 
 
-def doubts_of_row(record: Record, path: str, spec: RLJobSpec, tokenizer: Tokenizer) -> Iterator[str]:
-    """Of the first row of a file, as it holds it."""
+def is_plain(record: Record, spec: RLJobSpec) -> bool:
+    """Whether a prompt of `rl` goes through no chat template. An agent may make a conversation of it."""
+    prompt, texts = find(spec.data.prompt_key, record), spec.data.chat_template.texts
+    return isinstance(prompt, str) and not chat_in(prompt) and not texts and not spec.rollout.agent
+
+
+def doubts_of_row(record: Record, path: str, plain: bool, spec: RLJobSpec, tokenizer: Tokenizer) -> Iterator[str]:
+    """Of the first row of a file, as it holds it. `plain`: its texts go through no chat template."""
+    end = turn_end(spec, tokenizer)
     if not tokenizer.chat_template:
         return
-    prompt, end = find(spec.data.prompt_key, record), turn_end(spec, tokenizer)
-    is_text = isinstance(prompt, str) and not chat_in(prompt) and not spec.data.chat_template.texts
-    if is_text and spec.rollout.agent:
-        return  # which may make a conversation of it
-    if is_text:
+    if plain:
         yield f"{path}: texts are taken as they are, although the model has a chat template: for chats set spec.data.chatTemplate.texts: true"
     elif end and end[0] in str(dict(record)):
         yield (

@@ -1,6 +1,7 @@
 """Supervised tasks in rehearsal: every row is read as in a job, and the first are shown, with what is learnt of them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -10,6 +11,7 @@ from rljob_trainer.custom_rows.making import RowMaker
 from rljob_trainer.data.encoding import Encoder, RawRow, document
 from rljob_trainer.data.examples import Example
 from rljob_trainer.data.files import Place, places
+from rljob_trainer.data.formats import LeftOut, Texts, conversation, pair
 from rljob_trainer.data.loading import REASONS, RowExamples, RowFile, require_chats, row_files
 from rljob_trainer.data.packed_documents import is_indexed, text_at
 from rljob_trainer.data.tables import Table, open_table
@@ -104,7 +106,7 @@ class SupervisedRows:
     def _file(self, file: RowFile, encoder: Encoder, rows_of_file: RowsOfFile) -> Iterator[str]:
         rows = self._rows(file.table)
         yield f"  {file.place.path}: {self._read(file.table)}"
-        self.findings.doubt(file.record(0), file.place.path)
+        self._doubt(file)
 
         def encode(row: int) -> Example:
             record = Watched(file.record(row))
@@ -119,6 +121,13 @@ class SupervisedRows:
                 yield from self._example(example, file.table.number(example.index))
         yield from rows_of_file.lines()
         self.findings.refuse_rows(rows_of_file.errors, rows_of_file.unusable)
+
+    def _doubt(self, file: RowFile) -> None:
+        """By the first row, if it can be used."""
+        with suppress(ConfigurationError, LeftOut):
+            record, place, data = file.record(0), file.at(0), self.spec.data
+            read = (pair if self.spec.paired else conversation)(record, place, data, file.format)
+            self.findings.doubt(record, place.path, isinstance(read[0] if isinstance(read, tuple) else read, Texts))
 
     def _rows(self, table: Table) -> range:
         return range(len(table) if self.most is None else min(self.most, len(table)))

@@ -11,7 +11,14 @@ from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.data.files import Record
 from rljob_trainer.data.tokenizer import Tokenizer, unwritten
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.local.rehearsal.doubts import TRAINED, doubts_of_row, doubts_of_samples, held_out_again, pairs
+from rljob_trainer.local.rehearsal.doubts import (
+    TRAINED,
+    doubts_of_row,
+    doubts_of_samples,
+    held_out_again,
+    is_plain,
+    pairs,
+)
 from rljob_trainer.local.rehearsal.policy import OTHER, Script
 from rljob_trainer.local.rehearsal.rows import TriedFile, TriedRow, out_of_reach
 from rljob_trainer.rewards import request
@@ -113,12 +120,13 @@ class Findings:
         )
         for note in _unscored(file, self._spec) or (*doubts_of_samples(file, self._spec), *_undecided(file)):
             self._note(note)
-        self.doubt(file.rows[0].prompt.row(), file.place.path)
+        record = file.rows[0].prompt.row()
+        self.doubt(record, file.place.path, is_plain(record, self._spec))
         self._compare(file)
 
-    def doubt(self, record: Record, path: str) -> None:
-        """Notes what may be meant otherwise, by the first row of a file."""
-        for note in doubts_of_row(record, path, self._spec, self._tokenizer):
+    def doubt(self, record: Record, path: str, plain: bool) -> None:
+        """Notes what may be meant otherwise, by the first row of a file. `plain`: its texts go through no chat template."""
+        for note in doubts_of_row(record, path, plain, self._spec, self._tokenizer):
             self._note(note)
 
     def _compare(self, file: TriedFile) -> None:
