@@ -1,7 +1,7 @@
 """Does training on a GPU resume bit for bit? Three steps, a save alongside training and one that is waited for, and a fourth step; then, in new
 processes, each checkpoint and the fourth step again.
 
-    python -m benchmarks.resume [--layout tp1|tp2|pp2|dp2|cp2] [--moments bfloat16] [--deterministic] [--scratch DIR]
+    python -m benchmarks.resume [--layout tp1|tp2|pp2|dp2|cp2] [--on-host bfloat16] [--deterministic] [--scratch DIR]
 
 Two layers of the 1.5 B shape, on one GPU or, in another layout, two. Prints one JSON line for each of the fourth steps: loss, norm of the gradient,
 and a digest of all exported weights. The uninterrupted run is made twice, because kernels that add in any order make two of them differ;
@@ -40,13 +40,13 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.resume")
     parser.add_argument("--layout", choices=[*training.ONE_GPU, *training.TWO_GPUS], default="tp1")
     parser.add_argument("--deterministic", action="store_true")
-    parser.add_argument("--moments", default="float32", help="type in which they are kept")
+    parser.add_argument("--on-host", default="", help="optimizer steps are taken there, with moments of this type")
     parser.add_argument("--scratch", type=Path, help="where the checkpoint goes; a temporary directory otherwise")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         scratch, layout, which = options.worker
-        work(Path(scratch), layout, which, options.moments, options.deterministic)
+        work(Path(scratch), layout, which, options.on_host, options.deterministic)
         return 0
     write_model(MODEL, QWEN2_1_5B | {"num_hidden_layers": 2})
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
@@ -57,7 +57,7 @@ def main() -> int:
 def run(scratch: str, options: argparse.Namespace, which: str) -> dict[str, Any]:
     gpus = 1 if options.layout in training.ONE_GPU else 2
     command = [sys.executable, *training.torchrun(gpus), "-m", "benchmarks.resume", "--worker"]
-    command += [scratch, options.layout, which, "--moments", options.moments]
+    command += [scratch, options.layout, which, "--on-host", options.on_host]
     command += ["--deterministic"] if options.deterministic else []
     environment = os.environ | (DETERMINISTIC_ENVIRONMENT if options.deterministic else {})
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
@@ -66,12 +66,12 @@ def run(scratch: str, options: argparse.Namespace, which: str) -> dict[str, Any]
     return json.loads(line)
 
 
-def work(scratch: Path, layout: str, which: str, moments: str, deterministic: bool) -> None:
+def work(scratch: Path, layout: str, which: str, on_host: str, deterministic: bool) -> None:
     """One rank: up to the fourth step, from the beginning or from a checkpoint."""
     import torch.distributed as dist
 
     tokens = DETERMINISTIC_TOKENS if deterministic else training.TOKENS
-    spec = training.spec(MODEL, layout, tokens, moments)
+    spec = training.spec(MODEL, layout, tokens, on_host)
     if deterministic:
         spec.trainer.transformer_config["deterministic_mode"] = True
     engine = training.start_engine(spec)

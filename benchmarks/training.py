@@ -1,6 +1,6 @@
 """Training speed: the product's own training phase beside bare megatron-core on the same GPU, in the same run.
 
-    python -m benchmarks.training [--gpus N] [--size NAME] [--layouts NAME,NAME] [--moments bfloat16] [--out FILE]
+    python -m benchmarks.training [--gpus N] [--size NAME] [--layouts NAME,NAME] [--on-host float32|bfloat16] [--out FILE]
 
 One GPU: configurations `torch` (Transformer Engine hidden from the process) and `te` where it is installed, each as a bare probe (probe.py)
 and as the product, each in a process of its own. Two GPUs: the product as TP2, PP2, DP2 and CP2; a model with experts as EP2, and the probe likewise.
@@ -48,11 +48,11 @@ def main() -> int:
     parser.add_argument("--size", choices=list(MODELS), default="1.5b")
     parser.add_argument("--layouts", default="", help="comma-separated")
     parser.add_argument("--only", default="", help="configurations, comma-separated")
-    parser.add_argument("--moments", default="float32", help="type in which the product keeps them")
+    parser.add_argument("--on-host", default="", help="the product's optimizer steps, with moments of this type")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        product(options.size, options.moments, *options.worker)
+        product(options.size, options.on_host, *options.worker)
         return 0
     model_of(options.size)
     rows: list[dict[str, Any]] = []
@@ -78,7 +78,7 @@ def runs(options: argparse.Namespace) -> list[tuple[list[str], dict[str, str]]]:
         if configuration == "fused":
             continue  # the product takes all of Transformer Engine where it is
         for layout in layouts:
-            given = ["--size", options.size, "--moments", options.moments]
+            given = ["--size", options.size, "--on-host", options.on_host]
             worker = ["-m", "benchmarks.training", *given, "--worker", configuration, layout]
             found.append((torchrun(options.gpus) + worker, environment))
     return found
@@ -131,15 +131,15 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def product(size: str, moments: str, configuration: str, layout: str) -> None:
+def product(size: str, on_host: str, configuration: str, layout: str) -> None:
     """One rank: measure the engine on every shape; rank 0 prints."""
     import torch.distributed as dist
 
-    engine = start_engine(spec(model_of(size), layout, moments=moments))
+    engine = start_engine(spec(model_of(size), layout, on_host=on_host))
     for shape in shapes().values():
         row = measure(engine, shape, sampled, MODELS[size])
         if dist.get_rank() == 0:
-            settings = {"configuration": configuration, "layout": layout, "moments": moments}
+            settings = {"configuration": configuration, "layout": layout, "on_host": on_host}
             print(json.dumps({"what": "product"} | settings | row), flush=True)
     dist.destroy_process_group()
 
@@ -169,8 +169,8 @@ def start_engine(spec: Any) -> Any:
     return Engine(spec, lambda: None, objective_of(spec))
 
 
-def spec(model: Path, layout: str, tokens: int = TOKENS, moments: str = "float32") -> Any:
-    """`tokens`: of a micro-batch; `moments`: the type in which they are kept."""
+def spec(model: Path, layout: str, tokens: int = TOKENS, on_host: str = "") -> Any:
+    """`tokens`: of a micro-batch; `on_host`: optimizer steps are taken there, with moments of this type."""
     from rljob_api.spec import RLJobSpec
 
     parallelism = (ONE_GPU | TWO_GPUS | UNEVEN | EXPERTS)[layout]
@@ -185,11 +185,12 @@ def spec(model: Path, layout: str, tokens: int = TOKENS, moments: str = "float32
                 "promptsPerStep": 2,
                 "samplesPerPrompt": 2,
                 "tokensPerMicroBatch": tokens,
-                "optimizer": {"momentsDtype": moments},
+                "optimizer": {"momentsDtype": on_host or "float32"},
             },
             "trainer": {
                 "processesPerNode": int(os.environ["WORLD_SIZE"]),
                 "parallelism": parallelism,
+                "offload": {"update": bool(on_host)},
                 "transformerConfig": SETTINGS.get(layout, {}),
             },
             "rollout": {"sampling": {"maxTokens": 4096}},

@@ -80,7 +80,7 @@ CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}
         ({"train": {"optimizer": {"momentsDtype": "bfloat16"}}, "trainer": {"device": "cpu"}}, "spec.train.optimizer.momentsDtype"),
         ({"train": {"optimizer": {"momentsDtype": "bfloat16"}}, "trainer": {"device": "gpu"}, "model": {"dtype": "bfloat16"}},
          "spec.train.optimizer.momentsDtype"),
-        ({"algorithm": {"advantage": "gae"}, "critic": {"optimizer": {"momentsDtype": "bfloat16"}}, "trainer": {"device": "cpu"}},
+        ({"algorithm": {"advantage": "gae"}, "critic": {"optimizer": {"momentsDtype": "bfloat16"}}} | UPDATED_ON_HOST,
          "spec.critic.optimizer.momentsDtype"),
     ],
 )  # fmt: skip
@@ -137,3 +137,13 @@ def test_quantized_rollouts_are_corrected_for_unless_the_job_says_otherwise(
     changes = {"rollout": {"sampling": {"maxTokens": 8}} | rollout, "algorithm": {"rolloutCorrection": given}}
     assert make_spec(**changes).rollout_correction.importance_sampling == chosen
     assert validate(raw_spec(**changes), "demo").violations == ()
+
+
+@pytest.mark.parametrize(
+    ("gang", "fix"),
+    [({}, "set spec.critic.offload.update: true, or remove it"), ({"processesPerNode": 1}, "remove it")],
+)
+def test_the_fix_of_a_critics_moments_is_one_that_its_ranks_accept(gang: dict[str, Any], fix: str) -> None:
+    critic = {"optimizer": {"momentsDtype": "bfloat16"}} | gang
+    (found,) = validate(raw_spec(algorithm={"advantage": "gae"}, critic=critic), "demo").violations
+    assert (found.field, found.fix) == ("spec.critic.optimizer.momentsDtype", fix)

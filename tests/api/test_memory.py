@@ -6,7 +6,9 @@ import pytest
 
 from api.sized import GIB, MOE, QWEN_1_5B, gpu_spec
 from api.specs import make_spec
+from rljob_api.sizing import guessing
 from rljob_api.sizing.host import PROCESSES, HostMemory, host_memory
+from rljob_api.sizing.layout import spec_of_gang
 from rljob_api.sizing.memory import (
     SERVER_OVERHEAD,
     TRAINER_OVERHEAD,
@@ -304,8 +306,29 @@ def test_moments_in_bfloat16_take_four_bytes_less_of_a_parameter_wherever_they_a
         on_gpu = [n.optimizer / b for n in stages(gpu_spec(processes=1, **given), QWEN_1_5B)[0].networks if n.optimizer]
         assert on_gpu == [moments + main] * 2
         on_host = gpu_spec(processes=1, trainer={"offload": {"update": True}}, **given)
-        assert stages(on_host, QWEN_1_5B)[0].networks[0].updated / b == moments + 4
+        policy = stages(on_host, QWEN_1_5B)[0].networks[0]
+        assert (policy.updated, policy.updated_parameters) == ((moments + 4) * b, b)
+        assert policy.on_host - policy.updated == (UPDATING if moments == 8 else 2 * UPDATING)
         assert volume_space(on_host, QWEN_1_5B).checkpoint / b == 2 * (width + moments + 4)
+
+
+def test_a_critics_gang_has_its_own_optimizer_and_nothing_that_guesses_tokens() -> None:
+    speculation = {"method": "eagle3", "draft": "/d", "tokens": 2, "learningRate": 1e-4}
+    critic = {"processesPerNode": 1, "optimizer": {"learningRate": 3e-5}}
+    spec = gpu_spec(
+        algorithm={"advantage": "gae"},
+        critic=critic,
+        model={"path": "/m", "multiTokenPrediction": True},
+        rollout={"speculation": speculation},
+    )
+    gang = spec_of_gang(spec, "critic")
+    assert gang.train.optimizer == spec.critic.optimizer != spec.train.optimizer  # type: ignore[union-attr]
+    assert guessed(gang, QWEN_1_5B) == 0 < guessed(spec, QWEN_1_5B)
+
+
+def guessed(spec: RLJobSpec, shape: Shape) -> float:
+    """Parameters of what guesses tokens."""
+    return guessing.multi_token(spec, shape) + guessing.draft(spec, shape)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("bfloat16", 2), ("float32", 4)])

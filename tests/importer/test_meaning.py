@@ -41,6 +41,7 @@ def test_verl_answers_held_out_prompts_by_the_temperature_alone(sampled: str) ->
         ("exp_avg_dtype=bf16 {o}exp_avg_sq_dtype=bf16 {o}use_precision_aware_optimizer=True", True),
         ("exp_avg_sq_dtype=fp16 {o}use_precision_aware_optimizer=True", True),
         ("exp_avg_dtype=bf16 {o}exp_avg_sq_dtype=bf16", False),
+        ("exp_avg_dtype=float32 {o}use_precision_aware_optimizer=True", False),
         ("use_precision_aware_optimizer=True", False),
     ],
 )

@@ -6,7 +6,7 @@ from rljob_api.rules.engine import ADVANTAGE, TEACHER, Check, Rule, Violation, a
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Clip
-from rljob_api.spec.roles import ReferenceSpec
+from rljob_api.spec.roles import Offload, ReferenceSpec
 from rljob_api.spec.train import Optimizer
 
 GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline", "opo")
@@ -240,24 +240,26 @@ def _schedule_violations(where: str, o: Optimizer, steps: int | None) -> Iterato
 
 def moments_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Moments in bfloat16, of policy and critic."""
-    trained = [("spec.train.optimizer", spec.train.optimizer, "spec.trainer.offload.update", spec.trainer.offload)]
+    yield from _narrow_moments("train", spec.train.optimizer, "trainer", spec.trainer.offload, spec.task)
     if spec.critic:
-        trained.append(
-            ("spec.critic.optimizer", spec.critic.optimizer, "spec.critic.offload.update", spec.critic.offload)
-        )
-    for where, o, update, offload in trained:
-        if o.moments_dtype == "float32":
-            continue
-        for name, decay in (("beta1", o.beta1), ("beta2", o.beta2)):
-            if decay > MOST_DECAY:
-                rule = f"with {where}.momentsDtype: bfloat16 a moment stays as it is, because it changes by less than it is rounded by"
-                yield Violation(f"{where}.{name}", f"{decay:g}", rule, f"set at most {MOST_DECAY}")
-        if spec.task == "service":
-            rule = "the moments of a service's clients are float32"
-            yield Violation(f"{where}.momentsDtype", "bfloat16", rule, "remove it")
-        elif not offload.update:  # benchmarks/resume.py is to show them on a GPU
-            rule = "such moments are shown only where optimizer steps are taken on the host"
-            yield Violation(f"{where}.momentsDtype", "bfloat16", rule, f"set {update}: true, or remove it")
+        holder = "" if spec.critic.processes_per_node else "critic"
+        yield from _narrow_moments("critic", spec.critic.optimizer, holder, spec.critic.offload, spec.task)
+
+
+def _narrow_moments(section: str, o: Optimizer, holder: str, offload: Offload, task: str) -> Iterator[Violation]:
+    """`holder`: section of the ranks whose host may take the steps; empty: their GPUs are shared with no other model, and offload nothing."""
+    if o.moments_dtype == "float32":
+        return
+    where = f"spec.{section}.optimizer"
+    for name, decay in (("beta1", o.beta1), ("beta2", o.beta2)):
+        if decay > MOST_DECAY:
+            rule = f"with {where}.momentsDtype: bfloat16 a moment stays as it is, because it changes by less than it is rounded by"
+            yield Violation(f"{where}.{name}", f"{decay:g}", rule, f"set at most {MOST_DECAY}")
+    if task == "service" or not offload.update:
+        rule = "only optimizer steps on the host keep such moments"
+        can = holder and task != "service"
+        fix = f"set spec.{holder}.offload.update: true, or remove it" if can else "remove it"
+        yield Violation(f"{where}.momentsDtype", "bfloat16", rule, fix)
 
 
 RULES: tuple[Check, ...] = (

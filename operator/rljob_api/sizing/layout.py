@@ -95,8 +95,8 @@ def servers_per_pod(spec: RLJobSpec) -> int:
 
 
 def spec_of_gang(spec: RLJobSpec, role: str) -> RLJobSpec:
-    """The spec as the ranks of a role's gang read it: `trainer` has the gang's settings, and there are no adapters, which only the policy has.
-    For the trainer, and for models on its ranks, the spec itself."""
+    """The spec as the ranks of a role's gang read it: `trainer` has the gang's settings, `train.optimizer` is that of the gang's model, and there are
+    neither adapters nor what guesses tokens, which only the policy has. For the trainer, and for models on its ranks, the spec itself."""
     gang = spec.gangs.get(role)
     if gang is None:
         return spec
@@ -114,9 +114,11 @@ def spec_of_gang(spec: RLJobSpec, role: str) -> RLJobSpec:
             "template": gang.template,
         }
     )
-    train = spec.train.model_copy(update={"tokens_per_micro_batch": ranks.tokens_per_micro_batch})
-    rollout = spec.rollout.model_copy(update={"placement": "separate"})
-    model = spec.model.model_copy(update={"lora": None})
+    optimizer = spec.critic.optimizer if spec.critic and role == names.ROLE_CRITIC else spec.train.optimizer
+    own = {"tokens_per_micro_batch": ranks.tokens_per_micro_batch, "optimizer": optimizer}
+    train = spec.train.model_copy(update=own)
+    rollout = spec.rollout.model_copy(update={"placement": "separate", "speculation": None})
+    model = spec.model.model_copy(update={"lora": None, "multi_token_prediction": False})
     return spec.model_copy(update={"model": model, "trainer": trainer, "train": train, "rollout": rollout})
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 from rljob_api import names
 from rljob_api.sizing import guessing
-from rljob_api.sizing.layout import Amounts, Layout, wanted_servers
+from rljob_api.sizing.layout import Amounts, Layout, spec_of_gang, wanted_servers
 from rljob_api.sizing.replica import (
     SERVER_SHARE,
     in_transfer,
@@ -122,7 +122,7 @@ def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
     lay, needs = Layout.of(spec, role), []
     for share in fullest(spec, shape, role):
         forward, activations, logits = passes(spec, shape, share, role)
-        adam = spec.critic.optimizer if spec.critic else spec.train.optimizer
+        adam = spec_of_gang(spec, role).train.optimizer
         n = trained_network(spec, lay, adam, 0.0, *own_parameters(shape, lay, share))
         if role == names.ROLE_CRITIC:
             needs.append(TrainerMemory(n.parameters, n.gradients, n.optimizer, activations, 0.0, 0.0))

@@ -45,7 +45,8 @@ FLOAT = 4
 """Bytes of a float32."""
 
 UPDATING = 2**26
-"""Bytes of pinned host memory through which gradients and weights of a rank pass with `offload.update` (the trainer's compat/host_adam.py)."""
+"""Bytes of pinned host memory through which gradients and weights of a rank pass with `offload.update` (the trainer's compat/host_adam.py), and
+of the memory in which moments are computed with that are kept in bfloat16."""
 
 Part = Literal["parameters", "gradients", "optimizer"]
 
@@ -60,6 +61,8 @@ class ModelBytes:
     offload: Offload
     whole: bool = False
     """Every rank has all of it, and the first one writes it."""
+    moments: int = 2 * FLOAT
+    """Bytes of both moments of a parameter."""
 
     def parts(self, *used: Part) -> dict[Part, float]:
         """Bytes on the GPU while the parts `used` are needed: these, and what is not offloaded."""
@@ -83,7 +86,13 @@ class ModelBytes:
     @property
     def on_host(self) -> float:
         """Bytes of host memory."""
-        return self.moved + self.updated + self.offload.update * UPDATING
+        pieces = UPDATING * (1 if self.moments == 2 * FLOAT else 2)  # narrower moments are computed with in float32
+        return self.moved + self.updated + self.offload.update * pieces
+
+    @property
+    def updated_parameters(self) -> float:
+        """Of which optimizer steps are taken on the host."""
+        return self.updated / (FLOAT + self.moments)
 
 
 def held_by(networks: Sequence[ModelBytes], busy: ModelBytes | None = None, *used: Part) -> float:
@@ -290,7 +299,7 @@ def _networks(spec: RLJobSpec, shape: Shape, share: StageLayers) -> list[ModelBy
 def _offloaded(network: ModelBytes, offload: Offload, adam: Optimizer, width: int) -> ModelBytes:
     """On the host a weight of float32, too, has a copy."""
     copies = FLOAT / adam.moments_bytes if offload.update and width == FLOAT else 0
-    return replace(network, offload=offload, optimizer=network.optimizer * (1 + copies))
+    return replace(network, offload=offload, optimizer=network.optimizer * (1 + copies), moments=adam.moments_bytes)
 
 
 def trained_network(

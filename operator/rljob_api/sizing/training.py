@@ -20,7 +20,7 @@ from rljob_api.sizing.layout import Amounts, Layout, spec_of_gang
 from rljob_api.sizing.network import Cards
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.sparse_attention import chooses, is_shared, scores
-from rljob_api.sizing.stage import operations, shares, stages
+from rljob_api.sizing.stage import FLOAT, ModelBytes, operations, shares, stages
 from rljob_api.sizing.traffic import TrafficBytes, forward_passes
 from rljob_api.spec import RLJobSpec
 
@@ -36,8 +36,10 @@ EXCHANGING = 0.45
 """Share of NVLink's rate that tensor-parallel ranks reach, with the gaps around their many small exchanges."""
 PCIE = 50e9
 """Bytes per second between a GPU and host memory: 55e9 were measured into pinned memory (H200)."""
-ON_HOST = 24e9
-"""Bytes of the optimizer's states, 12 a parameter, that a rank's share of the host takes a step with in a second: 16 CPUs of an H100's host."""
+ON_HOST = 2e9
+"""Parameters whose optimizer step a rank's share of the host takes in a second: 16 CPUs of an H100's host."""
+NARROW_MOMENTS = 1.6
+"""How much longer it takes with moments in bfloat16, on two CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +172,14 @@ def _between_steps(spec: RLJobSpec, shape: Shape, machine: Machine, volumes: Tra
     reduced = (volumes.data + volumes.expert_data) / _rate(spec, machine, lay.world // lay.pipeline)
     networks = [stage.networks for stage in stages(spec, shape)]
     moved = max(sum(n.moved for n in own) for own in networks)
-    updated = max(sum(n.updated for n in own) for own in networks)
-    return reduced + 2 * moved / PCIE + Amounts.of(spec).updates * updated / ON_HOST
+    on_host = max(sum(map(_step_on_host, own)) for own in networks)
+    return reduced + 2 * moved / PCIE + Amounts.of(spec).updates * on_host
+
+
+def _step_on_host(network: ModelBytes) -> float:
+    """Seconds of an optimizer step that is taken there."""
+    narrow = network.moments < 2 * FLOAT
+    return network.updated_parameters / ON_HOST * (NARROW_MOMENTS if narrow else 1)
 
 
 def _volumes(spec: RLJobSpec, shape: Shape, passes: PassCounts) -> TrafficBytes:

@@ -37,7 +37,7 @@ class Optimizer(Model):
     epsilon: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
     moments_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which both moments are kept. `bfloat16`: 4 bytes per parameter less, and rounded in each step."""
+    """Type in which both moments are kept. `bfloat16`, for steps on the host (`offload.update`), takes 4 bytes per parameter less."""
 
     @property
     def moments_bytes(self) -> int:

@@ -16,7 +16,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from rljob_api.spec.train import Optimizer
 from rljob_trainer.algorithm.objective import LOSS, MetricAccumulator, Objective
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.compat.adam import allocate, has_fused_adam
+from rljob_trainer.megatron.compat.adam import allocate
 from rljob_trainer.megatron.compat.host_adam import HostAdam
 from rljob_trainer.megatron.draft.training import DraftTraining
 from rljob_trainer.megatron.memory import Offloader, torch_optimizers
@@ -24,7 +24,6 @@ from rljob_trainer.megatron.memory import Offloader, torch_optimizers
 MOST_SKIPS = 10
 """Optimizer steps in a row that may be left out. More mean that weights or data are broken, and nothing is learnt any more."""
 FIELD = "spec.train.onNonFinite"
-MOMENTS_DTYPE = "momentsDtype"
 GRADIENT = "the gradient"
 GRADIENT_OF_LAYER = "the gradient of the layer for multi-token prediction"
 GRADIENT_OF_DRAFT = "the gradient of the draft"
@@ -212,13 +211,9 @@ def build_adam(o: Optimizer, chunks: Sequence[DistributedDataParallel], on_host:
     """Megatron's distributed AdamW, without a schedule. `on_host`: its steps are taken there, on float32 weights and moments that stay there
     (compat/host_adam.py).
 
-    Moments in bfloat16 are rounded to the nearest after each step, which takes them as float32. Raises ConfigurationError where the device has no
-    optimizer for them.
+    There moments may be in bfloat16: a step computes with them in float32, and rounds the new ones to the nearest.
     """
     model, moments = chunks[0].config, getattr(torch, o.moments_dtype)
-    less = moments != torch.float32
-    if less and not on_host:
-        _require_fused(chunks)
     config = OptimizerConfig(
         optimizer="adam",
         lr=o.learning_rate,
@@ -233,8 +228,7 @@ def build_adam(o: Optimizer, chunks: Sequence[DistributedDataParallel], on_host:
         use_distributed_optimizer=True,
         overlap_param_gather=chunks[0].ddp_config.overlap_param_gather,
         optimizer_cpu_offload=on_host,
-        use_precision_aware_optimizer=on_host or less,
-        store_param_remainders=False,
+        use_precision_aware_optimizer=on_host,
         exp_avg_dtype=moments,
         exp_avg_sq_dtype=moments,
     )
@@ -244,12 +238,3 @@ def build_adam(o: Optimizer, chunks: Sequence[DistributedDataParallel], on_host:
             part.optimizer.moments = moments
         allocate(part)
     return optimizer
-
-
-def _require_fused(chunks: Sequence[DistributedDataParallel]) -> None:
-    """Raises ConfigurationError unless Transformer Engine's FusedAdam can take the steps of these parameters. With float32 parameters, too, it would
-    hold another copy of each, and never update it."""
-    rule = "on the device only Transformer Engine's FusedAdam has such moments, for parameters in bfloat16 alone"
-    kinds = {p.dtype for chunk in chunks for p in chunk.parameters() if p.requires_grad}
-    if not (has_fused_adam() and torch.cuda.is_available() and kinds <= {torch.bfloat16}):
-        raise ConfigurationError(MOMENTS_DTYPE, "bfloat16", rule, "remove it, or set offload.update: true")

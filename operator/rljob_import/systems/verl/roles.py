@@ -16,6 +16,7 @@ from rljob_import.systems.verl.rows import ACTOR, AR, MODEL, MOMENTS, REF, ROLLO
 from rljob_import.table import Field, Outcome, Said
 
 GONE = "vLLM has no such setting any more"
+FLOAT32 = {"fp32", "float32", "torch.float32"}
 SIZE, MINI = "data.train_batch_size", f"{ACTOR}ppo_mini_batch_size"
 TOTAL = "rollout.total_rollout_steps"
 SYNC, FETCHED = "async_training.trigger_parameter_sync_step", "async_training.require_batches"
@@ -248,8 +249,8 @@ def optimizer(
 def moments(settings: Settings, o: str, target: str) -> Iterator[Said]:
     """The type of Adam's moments, which Megatron's optimizer has by a switch and a key for each."""
     switch, keys = f"{o}use_precision_aware_optimizer", [f"{o}{key}_dtype" for key in MOMENTS]
-    kinds = {settings[key] for key in keys} if settings[switch] else {"fp32"}
-    if kinds == {"fp32"}:
+    kinds = {settings[key] for key in keys} if settings[switch] else set()
+    if kinds <= FLOAT32:
         yield from (settings.implied(key, "moments are float32") for key in (switch, *keys) if key in settings)
     else:
         text = f"moments are float32; with trainer.offload.update both may be bfloat16: {target}.momentsDtype"

@@ -4,9 +4,6 @@ installed, GPU or not.
 Faults of core/optimizer/distrib_optimizer.py: no state can be saved before it was used, as that of a policy that waits for its critic; and three
 more with AdamW, which show as soon as a checkpoint is loaded (radixark/Megatron-LM#69 and NovaSky-AI/SkyRL#1403 fixed the step tensor likewise).
 Can go when a checkpoint of an optimizer that took no step can be saved and loaded with either Adam.
-
-With moments in bfloat16 FusedAdam holds the float32 weights too (`use_precision_aware_optimizer`). megatron's call that allocates them lacks an
-argument (optimizer/__init__.py:595), and FusedAdam hands on float32 copies of the moments, which a checkpoint would hold on the GPU all at once.
 """
 
 from typing import Any
@@ -37,44 +34,14 @@ def lacks_fused_adam() -> bool:
 
 def _patch_fused() -> None:
     cls = _class()
-    state_dict, get_states, set_states = (
-        cls.state_dict,
-        cls._get_main_param_and_optimizer_states,
-        cls._set_main_param_and_optimizer_states,
-    )
+    state_dict = cls.state_dict
 
     def state_dict_from_the_start(self: Any) -> dict[str, Any]:
         """:1190 hands on what moments there are, and FusedAdam makes them at its first step."""
         allocate(self)
         return state_dict(self)
 
-    def get_states_as_they_are(self: Any, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        return _states(self, parameter) if holds_weights(self.optimizer) else get_states(self, parameter)
-
-    @torch.no_grad()
-    def set_states_as_they_are(self: Any, parameter: torch.Tensor, tensors: dict[str, Any]) -> None:
-        if not holds_weights(self.optimizer):
-            set_states(self, parameter, tensors)
-            return
-        for key, state in _states(self, parameter).items():
-            state.copy_(tensors[key])
-
     cls.state_dict = state_dict_from_the_start
-    cls._get_main_param_and_optimizer_states = get_states_as_they_are
-    cls._set_main_param_and_optimizer_states = set_states_as_they_are
-
-
-def holds_weights(optimizer: Any) -> bool:
-    """Whether it is a FusedAdam with float32 weights of its own, which it has where moments are in bfloat16."""
-    return getattr(optimizer, "master_weights", False) is True
-
-
-def _states(optimizer: Any, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Of a DistributedOptimizer whose FusedAdam holds the weights; `param` is the float32 one."""
-    group, index = optimizer.model_param_group_index_map[parameter]
-    inner = optimizer.optimizer
-    state = dict(inner.state[inner.param_groups[group]["params"][index]])
-    return {"param": state.pop("master_param"), **state}
 
 
 def _patch_torch() -> None:
@@ -135,18 +102,10 @@ def allocate(optimizer: Any) -> None:
         return
     if isinstance(optimizer.optimizer, HostAdam):
         optimizer.optimizer.allocate()
-    elif holds_weights(optimizer.optimizer):
-        _allocate_with_weights(optimizer.optimizer)
     elif has_fused_adam():
         optimizer.init_state_fn(optimizer.optimizer, optimizer.config)
     else:
         _allocate(optimizer.optimizer)
-
-
-def _allocate_with_weights(optimizer: Any) -> None:
-    for p in (p for group in optimizer.param_groups for p in group["params"]):
-        if not optimizer.state[p]:
-            optimizer.initialize_state(p, store_param_remainders=False)
 
 
 def _allocate(optimizer: torch.optim.Optimizer) -> None:
@@ -167,11 +126,7 @@ PATCHES = (
         VERSIONS["megatron-core"],
         _patch_fused,
         needed=has_fused_adam,
-        replaces={
-            "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.state_dict": "e297ea31cd439318",
-            "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer._get_main_param_and_optimizer_states": "adf1497718f69b80",
-            "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer._set_main_param_and_optimizer_states": "c8046d34876d239f",
-        },
+        replaces={"megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.state_dict": "e297ea31cd439318"},
     ),
     Patch(
         "AdamW of torch",
