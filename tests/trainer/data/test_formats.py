@@ -244,6 +244,21 @@ def test_a_call_in_openais_older_form_is_a_call():
     assert read({"messages": [USER, FUNCTION_CALL]}).messages == (USER, CALLED)
 
 
+@pytest.mark.parametrize(
+    "call", [None, "none", "auto", {}, {"name": None, "arguments": None}, {"name": "", "arguments": ""}], ids=str
+)
+def test_a_message_whose_older_call_names_no_function_calls_none(call):
+    assert read({"messages": [USER | {"function_call": call}, ANSWER | {"function_call": call}]}).messages == (
+        USER,
+        ANSWER,
+    )
+
+
+def test_only_the_assistant_calls_in_openais_older_form():
+    asked = USER | {"function_call": {"name": "add"}}
+    assert read({"messages": [asked, FUNCTION_CALL]}).messages == (USER, CALLED)
+
+
 @pytest.mark.parametrize("text", [True, False], ids=["JSON text", "an object"])
 def test_nulls_in_json_text_are_meant_and_those_in_objects_are_arrows(text):
     given, schema = {"x": 1, "y": None}, [{"name": "add", "default": None}]
@@ -264,6 +279,9 @@ def test_nulls_in_json_text_are_meant_and_those_in_objects_are_arrows(text):
         ({"instruction": "i", "output": "o", "q": "1", "a": "2"}, {"prompt_key": "q", "response_key": "a"}, "columns"),
         ({"messages": [USER, ANSWER], "prompt": "1", "a": "2"}, {"response_key": "a"}, "columns"),
         ({"messages": [USER, ANSWER], "prompt": "1", "response": "2"}, {}, "messages"),
+        ({"messages": [USER, ANSWER], "response": "a"}, {"prompt_key": "messages"}, "messages"),
+        ({"conversations": TURNS, "a": "2"}, {"prompt_key": "conversations", "response_key": "a"}, "sharegpt"),
+        ({"messages": [USER], "response": "2"}, {"prompt_key": "messages"}, "columns"),
         ({"messages": [USER, ANSWER], "prompt": "1"}, {"prompt_key": "q", "response_key": "a"}, "messages"),
         ({"messages": [USER, ANSWER], "q": "1"}, {"prompt_key": "q", "response_key": "a"}, "messages"),
         (

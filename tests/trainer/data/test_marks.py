@@ -1,5 +1,7 @@
 """Messages that say of themselves whether they are to be learnt."""
 
+import math
+
 import pytest
 
 from rljob_api.spec.model import DataSpec
@@ -121,25 +123,72 @@ def whole(marks: dict):
     return conversation(ROW | marks, PLACE, DataSpec(train=["/x"]), "messages")
 
 
-@pytest.mark.parametrize(
-    "mark", [{"weight": 1}, {"weight": 1.0}, {"weight": None}, {"masked": False}, {"loss": 0.3}, {"label": True}]
-)
-def test_a_row_that_is_marked_as_to_be_learnt_or_not_marked_is_learnt(mark):
-    assert whole(mark).learnt == [1]
+LEARNT_ROWS = [
+    *(
+        {"weight": value}
+        for value in (1, 1.0, "1", "1.0", None, math.nan, "nan", 65.2, 1200, -1, "light", "65 kg", [60.5])
+    ),
+    *({"loss_mask": value} for value in (1, True, [1, 1], [1.0, 1.0], [], "<mask>")),
+    *({"masked": value} for value in (False, 0, "The [MASK] sat", ["The", "[MASK]"])),
+    *({"label": value} for value in (True, False, 0, "bad")),
+    *({"trainable": True}, {"sample_weight": 1.0}, {"loss_weight": math.nan}, {"loss": 0.3}, {"is_toxic": False}),
+]
+"""Usual columns: marks that say to learn, no value as pandas and Arrow write it, classes, and weights of things."""
 
 
-@pytest.mark.parametrize(
-    "mark", [{"weight": 0}, {"loss_mask": 0.0}, {"trainable": False}, {"masked": 1}, {"no_loss": "true"}]
-)
-def test_a_row_that_is_marked_as_not_to_be_learnt_is_left_out(mark):
+@pytest.mark.parametrize("columns", LEARNT_ROWS, ids=str)
+def test_a_row_that_is_marked_as_to_be_learnt_or_not_marked_is_learnt(columns):
+    assert whole(columns).learnt == [1]
+
+
+SILENT_ROWS = [
+    *({"weight": value} for value in (0, 0.0, "0", "0.0", False)),
+    *({"loss_mask": 0.0}, {"loss_mask": [0, 0]}, {"trainable": False}, {"masked": 1}, {"no_loss": "true"}),
+]
+
+
+@pytest.mark.parametrize("columns", SILENT_ROWS, ids=str)
+def test_a_row_that_is_marked_as_not_to_be_learnt_is_left_out(columns):
     with pytest.raises(LeftOut) as left_out:
-        whole(mark)
+        whole(columns)
     assert left_out.value.reason == "masked"
 
 
 @pytest.mark.parametrize(
-    "mark", [{"weight": 0.5}, {"sample_weight": 3}, {"loss_mask": [0, 1]}, {"label": False}, {"kto_tag": False}]
+    "columns",
+    [{"weight": 0.5}, {"weight": "0.25"}, {"sample_weight": 3}, {"loss_weight": 2}, {"loss_mask": [0, 1]}],
+    ids=str,
 )
-def test_a_row_that_counts_in_part_or_is_a_bad_answer_is_refused(mark):
-    with pytest.raises(ConfigurationError, match=next(iter(mark)) if "kto_tag" not in mark else "KTO"):
-        whole(mark)
+def test_a_row_that_is_to_count_in_part_is_refused(columns):
+    with pytest.raises(ConfigurationError, match=f"'{next(iter(columns))}'.*wholly or not at all"):
+        whole(columns)
+
+
+def columns_of(row: dict, **fields):
+    return conversation(row, PLACE, DataSpec(train=["/x"], **fields), "columns")
+
+
+@pytest.mark.parametrize("answer", [{"completion": "3"}, {"completion": [said("3")]}], ids=str)
+def test_an_answer_that_ktos_own_columns_label_as_bad_is_refused(answer):
+    row = {"prompt": "1+1="} | answer
+    for bad in (row | {"label": False}, row | {"kto_tag": False}):
+        with pytest.raises(ConfigurationError, match="KTO"):
+            columns_of(bad, response_key="completion")
+    with pytest.raises(ConfigurationError, match="KTO"):
+        whole({"kto_tag": False})
+
+
+def test_a_class_next_to_prompt_and_response_is_no_label_of_kto():
+    assert columns_of({"prompt": "1+1=", "response": "2", "label": False})
+
+
+def test_columns_that_the_spec_reads_are_no_marks():
+    row = {"weight": "0", "masked": "1"}
+    assert columns_of(row, prompt_key="weight", response_key="masked")
+    assert columns_of({"weight": {"text": "0"}, "response": "1"}, prompt_key="weight.text")
+
+
+@pytest.mark.parametrize("mark", [{"weight": math.nan}, {"weight": "1.0"}, {"loss_mask": [1, 1]}], ids=str)
+def test_a_message_has_the_same_values_of_marks_as_a_row(mark):
+    assert read(USER, said("y", **mark)).learnt == [1]
+    assert read(USER, said("x"), USER, said("y", weight="0.0")).learnt == [1]

@@ -1,8 +1,8 @@
-"""Columns to chat messages as templates read them: {role, content} with OpenAI's roles, tool calls as objects; and which of them are to be learnt."""
+"""Columns to chat messages as templates read them: {role, content} with OpenAI's roles, tool calls as objects."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.data.files import Place, Record, short
@@ -16,20 +16,6 @@ SYSTEM_COLUMNS = ("system", "system_prompt")
 """The second is OpenOrca's name."""
 Message = Mapping[str, Any]
 Messages = tuple[Message, ...]
-LEARNT = (
-    *("weight", "loss_weight", "loss_mask", "step_loss_mask", "loss", "loss_scale"),
-    *("train", "training", "trainable", "learn"),
-)
-"""1 or true: to be learnt."""
-HIDDEN = ("masked", "ignore_loss", "no_loss")
-"""1 or true: not to be learnt."""
-REFUSED = ("mask", "train_detail", "training_detail")
-"""The first means either of both, depending on whom one asks; the others mark parts of a message."""
-MARKS = frozenset((*LEARNT, *HIDDEN, *REFUSED))
-ROW_MARKS = ("weight", "loss_weight", "sample_weight", "loss_mask", "trainable", *HIDDEN)
-"""Columns that mark a whole row. Others of those above are too often something else there: a loss that was measured, the name of a split."""
-TRUTHS = {"0": False, "false": False, "1": True, "true": True}
-"""By the value as a text; True is "true", 1.0 is "1"."""
 
 
 def messages_of(value: Any, key: str, place: Place) -> Messages:
@@ -153,10 +139,16 @@ def _message(value: Any, key: str, place: Place) -> Message:
 def plain(role: str, content: Any, rest: Message, key: str, place: Place) -> Message:
     """A message as templates read it: its content is a text, and its calls of tools (one of them: OpenAI's older function_call) are objects. Raises
     ConfigurationError where they are neither."""
-    given = rest.get("tool_calls") or rest.get("function_call")
+    given = rest.get("tool_calls") or _older_call(role, rest.get("function_call"))
     calls = {"tool_calls": _calls(given, key, place)} if given else {}
     others = {k: v for k, v in rest.items() if k not in ("tool_calls", "function_call")}
     return present({"role": role, "content": _content(content, key, place), **others}) | calls
+
+
+def _older_call(role: str, value: Any) -> Any:
+    """The assistant's call in the column function_call. None: there is none, as in requests' settings ("none", "auto") and objects without a name."""
+    call = _json(value) if isinstance(value, str) else present(value)
+    return call if role == "assistant" and isinstance(call, Mapping) and call.get("name") else None
 
 
 def _content(value: Any, key: str, place: Place) -> str:
@@ -195,79 +187,3 @@ def _json(text: Any) -> Any:
         return json.loads(text)
     except (TypeError, ValueError):
         return text
-
-
-def unmarked(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """As the chat template is to read them."""
-    return tuple({k: v for k, v in message.items() if k not in MARKS} for message in messages)
-
-
-def silent_turns(
-    messages: Sequence[Message], place: Place, loss_on: Literal["assistant", "lastAssistant", "all"]
-) -> tuple[int, ...]:
-    """The assistant's turns that are marked as not to be learnt.
-
-    Raises ConfigurationError for marks that contradict each other or spec.data.lossOn, and for those that are neither yes nor no.
-    """
-    marks = [_mark(message, place) for message in messages]
-    said = {i: mark for i, mark in enumerate(marks) if mark is not None}
-    others = [i for i, mark in said.items() if mark and messages[i]["role"] != "assistant"]
-    if loss_on == "all" and not all(said.values()):
-        rule = "marks a message as not to be learnt, and spec.data.lossOn: all learns every token"
-        raise place.error(rule, "set spec.data.lossOn: assistant, or remove the mark")
-    if loss_on != "all" and others and not all(said.values()):
-        rule = f"marks message {others[0] + 1}, of the {messages[others[0]]['role']}, as to be learnt, and spec.data.lossOn: {loss_on} does not"
-        raise place.error(rule, "remove the mark: only the assistant's turns are learnt")
-    return tuple(i for i, mark in said.items() if not mark and messages[i]["role"] == "assistant")
-
-
-def is_silent(record: Record, place: Place) -> bool:
-    """Whether a row is marked, as a whole, as not to be learnt. Raises ConfigurationError for a weight that is neither yes nor no, and for answers
-    that are marked as bad ones, which `sft` would learn."""
-    if record.get("label") is False or record.get("kto_tag") is False:
-        rule = "is labelled as a bad answer, as in data for KTO (label: false), and spec.task: sft would learn it"
-        raise place.error(
-            rule, "leave the row out (spec.data.custom), or give a column that means something else another name"
-        )
-    marks = {key: TRUTHS.get(_text(record[key])) for key in ROW_MARKS if record.get(key) is not None}
-    unclear = next((key for key, truth in marks.items() if truth is None), None)
-    if unclear:
-        rule = f"has {unclear!r}: {short(record[unclear])}, and a row is learnt wholly or not at all"
-        raise place.error(
-            rule, "write 0 or 1, repeat rows that are to count more (spec.data.custom), or rename the column"
-        )
-    return any(truth is (key in HIDDEN) for key, truth in marks.items())
-
-
-def require_learnt(messages: Sequence[Message], start: int, place: Place) -> None:
-    """Raises ConfigurationError where a message from `start` on, which an answer of a pair begins with, is marked as not to be learnt: answers are
-    compared as a whole."""
-    for i in silent_turns(messages, place, "assistant"):
-        if i >= start:
-            rule = f"marks message {i + 1} as not to be learnt, and the two answers of a pair are compared as a whole"
-            raise place.error(rule, "remove the mark, or leave the row out")
-
-
-def _mark(message: Message, place: Place) -> bool | None:
-    """Whether it is to be learnt. None: it does not say. What other roles than the assistant's mean by such a key may be anything."""
-    ours = message["role"] == "assistant"
-    marks: dict[str, bool] = {}
-    for key in MARKS & message.keys():
-        if message[key] is None:
-            continue
-        truth = TRUTHS.get(_text(message[key])) if key not in REFUSED else None
-        if truth is not None:
-            marks[key] = truth if key in LEARNT else not truth
-        elif ours:
-            rule = f"a message has {key!r}: {short(message[key])}, which does not say whether all of it is to be learnt"
-            raise place.error(
-                rule, f"write {LEARNT[0]!r}: 0 for a message that is not to be learnt, and 1 or nothing for others"
-            )
-    if len(set(marks.values())) > 1:
-        rule = f"a message has {' and '.join(f'{k!r}: {short(message[k])}' for k in sorted(marks))}, which contradict each other"
-        raise place.error(rule, "keep one of them")
-    return next(iter(marks.values()), None)
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).strip().lower()

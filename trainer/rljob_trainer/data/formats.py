@@ -6,24 +6,22 @@ from typing import Any, Literal
 
 from rljob_api.spec.model import ChatTemplate, DataSpec
 from rljob_trainer.data.conversations import (
+    SHAREGPT_ROLES,
     Message,
     Messages,
     chat_in,
-    is_silent,
     messages_of,
-    require_learnt,
     require_no_system_column,
     require_no_system_prompt,
     says_nothing,
-    silent_turns,
     spoken,
     system_in,
     tools_of,
-    unmarked,
     with_system,
     with_system_prompt,
 )
 from rljob_trainer.data.files import ABSENT, Place, Record, find, short
+from rljob_trainer.data.marks import is_silent, require_learnt, silent_turns, unmarked
 
 LONG_PROMPT = 16
 """Characters of a prompt that no answer begins with by chance."""
@@ -73,7 +71,7 @@ PromptText = Messages | str | None
 
 def conversation(record: Record, place: Place, data: DataSpec, form: str) -> TextVariant:
     """What `task: sft` learns from a row. Raises LeftOut, and ConfigurationError for a row of another shape than the format's."""
-    if is_silent(record, place):
+    if is_silent(record, place, data):
         raise LeftOut("masked")
     prompt, key = PROMPTS[form](record, place, data), _response_key(form, data)
     said = prompt if key is None else _answered(prompt, record, key, place, data)
@@ -152,11 +150,21 @@ def detect(record: Record, place: Place, data: DataSpec, paired: bool) -> str:
 
 
 def _names_columns(record: Record, data: DataSpec, paired: bool) -> bool:
-    """Whether the spec names columns of the row for prompt or response, which then count, whatever else the row has."""
+    """Whether the spec names columns of the row for prompt or response, which then count, whatever else the row has. A whole conversation that it
+    names as the prompt is one: nothing can answer it."""
     keys = {"prompt_key": data.prompt_key} | ({} if paired else {"response_key": data.response_key})
     named = any(find(key, record) is not ABSENT for name, key in keys.items() if _is_named(name, data))
     needed = {*keys.values(), *_needed(data, paired)}
+    if not paired and _is_whole(find(data.prompt_key, record), data.prompt_key == _turns_key(record, data)):
+        return False
     return named and not _is_named("messages_key", data) and all(find(key, record) is not ABSENT for key in needed)
+
+
+def _is_whole(turns: Any, holds_messages: bool) -> bool:
+    """Whether the column of conversations has one that the assistant ends."""
+    turns = chat_in(turns) if isinstance(turns, str) else turns
+    last = turns[-1] if holds_messages and isinstance(turns, list) and turns else None
+    return isinstance(last, Mapping) and "assistant" in (last.get("role"), SHAREGPT_ROLES.get(str(last.get("from"))))
 
 
 def _is_named(field: str, data: DataSpec) -> bool:
