@@ -60,6 +60,14 @@ def test_lines_may_be_empty_and_keep_their_numbers_and_their_file_its_mark(tmp_p
     assert [table.number(i) for i in range(3)] == [1, 4, 5]
 
 
+def test_a_mark_of_utf_8_may_stand_before_any_line_as_where_files_were_joined(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\xef\xbb\xbf{"a": 2}\n')
+    table = opened(file, tmp_path)
+    assert [table[i] for i in range(2)] == [{"a": 1}, {"a": 2}]
+    assert [record for _, record in read_records(Place("f", str(file)), ())] == [{"a": 1}, {"a": 2}]
+
+
 def test_lines_end_as_python_reads_them(tmp_path, monkeypatch):
     """Those of old Macs as well, wherever a scan ends between CR and LF."""
     file = tmp_path / "a.jsonl"

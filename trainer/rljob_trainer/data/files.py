@@ -164,8 +164,10 @@ def _jsonl(path: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:
 
 
 def parsed(text: str | bytes) -> Any:
-    """What JSON text stands for. Raises ValueError, also for an object with two values of one name, of which JSON does not say which counts."""
-    return json.loads(text.decode() if isinstance(text, bytes) else text, object_pairs_hook=_object)
+    """What JSON text stands for, which a byte order mark may begin, as in files that were joined. Raises ValueError, also for an object with two
+    values of one name, of which JSON does not say which counts."""
+    text = text.decode() if isinstance(text, bytes) else text
+    return DECODER.decode(text.removeprefix("\ufeff"))
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -177,6 +179,8 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
+DECODER = json.JSONDecoder(object_pairs_hook=_object)
+"""Made once: to make one for each row costs as much as to read a short one."""
 BLANK = " \t\r\n"
 """White space as JSON has it. A line of nothing else is no row: data/tables.py counts the same rows."""
 
