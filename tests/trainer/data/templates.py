@@ -135,7 +135,7 @@ def _byte_level() -> str:
 
 
 @cache
-def tokenizer(template: str, end: str = "</s>") -> PreTrainedTokenizerFast:
+def tokenizer(template: str | None, end: str = "</s>") -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_byte_level()), bos_token="<s>", eos_token=end, chat_template=template
     )

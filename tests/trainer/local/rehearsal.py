@@ -45,9 +45,16 @@ class Shown(NamedTuple):
 class Trial:
     """A job in a directory that is its volume."""
 
-    def __init__(self, directory: Path, rows: Sequence[dict[str, Any]] = ROWS, **changes: Any):
+    def __init__(
+        self,
+        directory: Path,
+        rows: Sequence[dict[str, Any]] = ROWS,
+        template: str | None = QWEN,
+        **changes: Any,
+    ):
+        """`template`: None for a model without one, whose texts are meant as they are."""
         self.directory = directory
-        tokenizer(QWEN, "<|im_end|>").save_pretrained(directory / "model")
+        tokenizer(template, "<|im_end|>").save_pretrained(directory / "model")
         (directory / "model" / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": 2000}))
         (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         data = {"train": ["/data/train.jsonl"], "maxPromptTokens": 64} | changes.pop("data", {})

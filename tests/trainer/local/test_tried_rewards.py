@@ -18,13 +18,12 @@ from trainer.local.rehearsal import ROWS, SUM, Trial, digits_only, reward_job
 def test_a_job_in_order_shows_prompts_with_their_tokens_and_what_right_and_wrong_texts_are_worth(
     tmp_path: Path,
 ) -> None:
-    found = Trial(tmp_path).run()
+    found = Trial(tmp_path, template=None).run()
     assert (found.code, found.err) == (0, "")
     assert "spec.data.train[0] = " in found.out and ": 2 rows; prompts of 4 tokens" in found.out
     assert "row 1: 4 tokens, answer '5', data source 'sum'\n    2+3=\n" in found.out
     assert "its answer             reward 1, read as '5'\n    another row's answer   reward 0, read as '7'" in found.out
-    assert "trial: no mistake, 1 note" in found.out and "texts are taken as they are" in found.out
-    assert not (tmp_path / "run").exists()
+    assert "trial: no mistake was seen" in found.out and not (tmp_path / "run").exists()
 
 
 def test_a_text_that_the_tokenizer_has_no_characters_for_is_said_to_be_nothing(tmp_path: Path) -> None:
@@ -36,7 +35,7 @@ def test_a_text_that_the_tokenizer_has_no_characters_for_is_said_to_be_nothing(t
 
 
 def test_what_the_tokenizer_leaves_out_of_prompts_and_responses_is_said(tmp_path: Path) -> None:
-    trial = Trial(tmp_path, [SUM | {"prompt": "banana + 3="}, SUM, SUM | {"prompt": "c="}])
+    trial = Trial(tmp_path, [SUM | {"prompt": "banana + 3="}, SUM, SUM | {"prompt": "c="}], template=None)
     digits_only(tmp_path)
     found = trial.run("## {answer}")
     assert (found.code, found.err) == (0, "")
@@ -48,7 +47,7 @@ def test_what_the_tokenizer_leaves_out_of_prompts_and_responses_is_said(tmp_path
         "its answer             reward 1, read as '5', but this tokenizer cannot write '#': it was left out\n"
         in found.out
     )
-    assert "no mistake, 2 notes" in found.out
+    assert "no mistake, 1 note" in found.out
 
 
 def test_the_command_needs_no_torch(tmp_path: Path) -> None:
@@ -167,11 +166,12 @@ def test_mistakes_of_several_rewards_the_agent_and_the_data_come_at_once(tmp_pat
 
 
 def test_a_reward_that_wants_a_form_is_noted_and_can_be_given_it(tmp_path: Path) -> None:
-    trial = reward_job(tmp_path, "def reward(response, answer): return response == f'<a>{answer}</a>'\n")
+    code = "def reward(response, answer): return response == f'<a>{answer}</a>'\n"
+    trial = reward_job(tmp_path, code, template=None)
     found = trial.run()
     assert "note: spec.data.train[0]" in found.out and "no row's answer is worth more than a wrong text" in found.out
     formed = trial.run("<a>{answer}</a>")
-    assert "its answer             reward 1" in formed.out and "no row's answer" not in formed.out
+    assert "its answer             reward 1" in formed.out and "note: " not in formed.out
 
 
 VERLS = [
@@ -232,12 +232,13 @@ def test_a_rule_that_finds_no_answer_names_where_answers_are(tmp_path: Path) -> 
 
 
 def test_rewards_that_prefer_wrong_answers_are_said_to(tmp_path: Path) -> None:
-    found = reward_job(tmp_path, "def reward(response, answer): return float(response != answer)\n").run()
+    contrary = "def reward(response, answer): return float(response != answer)\n"
+    found = reward_job(tmp_path, contrary, template=None).run()
     assert found.code == 0 and "right answers get less than wrong ones" in found.out
-    assert "trial: no mistake, 2 notes, after " in found.out
-    constant = reward_job(tmp_path, "def reward(response, answer): return 1\n").run().out
+    assert "trial: no mistake, 1 note, after " in found.out
+    constant = reward_job(tmp_path, "def reward(response, answer): return 1\n", template=None).run().out
     assert "no row's answer is worth more than a wrong text" in constant and "less than wrong" not in constant
-    assert "no mistake, 2 notes" in constant
+    assert "no mistake, 1 note" in constant
 
 
 def test_a_reward_of_the_jobs_own_servers_is_said_not_to_be_tried(tmp_path: Path) -> None:
