@@ -8,7 +8,16 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from api.specs import make_spec
-from rljob_trainer.data.tokenizer import decoded, load_tokenizer, stops, turn_end, unheard_end, write_ends
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.data.tokenizer import (
+    decoded,
+    load_tokenizer,
+    stops,
+    turn_end,
+    unheard_end,
+    unread_arguments,
+    write_ends,
+)
 from rljob_trainer.failure import ConfigurationError
 from trainer.data.templates import ENDS, QWEN, QWEN3_ARGUMENT, tokenizer
 
@@ -79,15 +88,24 @@ def test_a_text_is_the_same_whichever_way_its_tokens_are_decoded() -> None:
     assert decoded(own, ids) != decoded(plain, ids)
 
 
-@pytest.mark.parametrize(
-    ("name", "fix"),
-    [("enable_thinking", None), ("enable_thinkng", "write enable_thinking"), ("zzz", "correct the name")],
-)
-def test_an_argument_that_the_template_does_not_read_is_refused(tmp_path, name, fix):
-    tokenizer(QWEN3_ARGUMENT, "<|im_end|>").save_pretrained(tmp_path)
-    spec = make_spec(data={"chatTemplate": {"arguments": {name: False}}}, model={"path": str(tmp_path)})
-    if fix is None:
-        assert load_tokenizer(spec).chat_template
-        return
-    with pytest.raises(ConfigurationError, match=f"spec.data.chatTemplate.arguments = {name}: .*{fix}"):
-        load_tokenizer(spec)
+def with_argument(path: Path, name: str) -> RLJobSpec:
+    tokenizer(QWEN3_ARGUMENT, "<|im_end|>").save_pretrained(path)
+    return make_spec(data={"chatTemplate": {"arguments": {name: False}}}, model={"path": str(path)})
+
+
+@pytest.mark.parametrize("slip", ["enable_thinkng", "enableThinking", "enable_think", "Enable_thinking"])
+def test_a_slip_in_an_argument_that_the_template_reads_is_refused(tmp_path, slip):
+    with pytest.raises(ConfigurationError, match=f"arguments = {slip}: .*write enable_thinking"):
+        load_tokenizer(with_argument(tmp_path, slip))
+
+
+@pytest.mark.parametrize("name", ["thinking", "add_vision_id", "reasoning_effort", "date_string"])
+def test_an_argument_that_another_template_would_read_is_warned_of(tmp_path, name):
+    spec = with_argument(tmp_path, name)
+    assert f"arguments: the chat template reads no variable {name!r}" in unread_arguments(spec, load_tokenizer(spec))
+
+
+@pytest.mark.parametrize("name", ["enable_thinking", "chat_template", "documents"])
+def test_an_argument_that_the_template_or_the_tokenizer_reads_is_taken(tmp_path, name):
+    spec = with_argument(tmp_path, name)
+    assert unread_arguments(spec, load_tokenizer(spec)) == ""

@@ -10,9 +10,11 @@ from rljob_trainer.data.encoding import encode
 from rljob_trainer.data.files import Place
 from rljob_trainer.data.formats import Chat
 from rljob_trainer.data.rows import Row
+from rljob_trainer.data.template_parts import UNSAID
 from rljob_trainer.data.tokenizer import ToolTokenizer
 from rljob_trainer.failure import ConfigurationError
 from trainer.data.templates import ENDS, QWEN, tokenizer
+from trainer.data.test_loading import load
 
 PLACE = Place("spec.data.train[0]", "a.jsonl", 7)
 USER, ANSWER = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
@@ -92,6 +94,47 @@ def test_templates_of_known_models_lose_nothing_of_plain_turns(template, end):
         if template.count("loop.index0 >= rest"):
             chat = replace(chat, learn_from=len(said) - 1)
         assert len(encode(chat, PLACE, tokenizer(template, end))[0])
+
+
+THOUGHT = "one and one"
+TWICE = ANSWER | {"reasoning": THOUGHT, "reasoning_content": THOUGHT}
+INSIDE = {"role": "assistant", "content": f"<think>\n{THOUGHT}\n</think>\n\n2", "reasoning_content": f"{THOUGHT}\n"}
+SETTINGS = ANSWER | {"thinking": True, "reasoning": {"effort": "high"}}
+LOUD = BARE.replace("m.content", "m.content | upper")
+SILENT_BEFORE_CALLS = """{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.tool_calls %}{{ m.tool_calls | string }}{% else %}{{ m.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""In the style of Llama 3.1's."""
+USUAL = {
+    "a thought under two keys, of which the template reads one": (
+        KNOWING.replace("reasoning_content", "reasoning"),
+        (USER, TWICE),
+    ),
+    "a thought that the content has": (BARE, (USER, INSIDE)),
+    "settings of a thought": (BARE, (USER, SETTINGS)),
+    "a template that writes in capitals": (LOUD, (USER, ANSWER)),
+    "a content before a call": (SILENT_BEFORE_CALLS, (USER, CALLING | {"content": "I add."}, RESULT, ANSWER)),
+}
+
+
+@pytest.mark.parametrize(("template", "messages"), USUAL.values(), ids=USUAL)
+def test_usual_rows_are_taken(template, messages):
+    assert len(encode(Chat(messages, None, 0), PLACE, tokenizer(template))[0])
+
+
+def test_what_the_assistant_says_before_a_call_and_the_template_leaves_out_is_said_of_the_rows(tmp_path):
+    row = {"messages": [USER, CALLING | {"content": "I add."}]}
+    notes = {
+        template: load(tmp_path, [row], tok=tokenizer(template), maxTokens=999).notes
+        for template in (SILENT_BEFORE_CALLS, QWEN)
+    }
+    assert [*notes[SILENT_BEFORE_CALLS]] == [UNSAID] and not notes[QWEN]
+
+
+def test_a_thought_under_two_keys_of_which_the_template_reads_none_is_refused():
+    with pytest.raises(ConfigurationError, match="'reasoning_content' of message 2"):
+        encode(Chat((USER, TWICE), None, 0), PLACE, tokenizer(BARE))
 
 
 def test_earlier_thoughts_and_what_is_empty_are_not_asked_for():

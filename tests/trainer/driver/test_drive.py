@@ -5,10 +5,12 @@ import asyncio
 import pytest
 
 from rljob_api import names
+from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rank.driver_client import DriverLost
 from trainer.ages import token_ages
+from trainer.data.templates import QWEN, tokenizer
 from trainer.driver.bench import SECONDS, Bench, Characters, batch, begun, call, publish, trained, until
 from trainer.driver.servers import Server
 
@@ -227,4 +229,20 @@ async def test_answers_that_a_function_takes_and_no_row_has_are_warned_of(bench,
     await call(rank.start, 0, None, [], "torch layers")
     said = " ".join(bench.progress().warnings)
     assert ("set it to solution, which holds '2'" in said) == is_warned_of, said
+    bench.driver.cancel()
+
+
+async def test_warnings_of_several_parts_stand_in_the_status_together(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(main, "load_tokenizer", load_tokenizer)
+    tokenizer(QWEN, "<|im_end|>").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 0}')
+    (tmp_path / "reward.py").write_text("def reward(response, answer): return 1\n")
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1=", "solution": "2", "data_source": "sum"}\n')
+    bench.spec["data"] |= {"train": [str(tmp_path / "a.jsonl")], "chatTemplate": {"arguments": {"add_vision_id": 1}}}
+    bench.spec["rewards"] = [{"python": {"path": str(tmp_path / "reward.py")}}]
+    bench.control()
+    rank = await bench.connect()
+    await call(rank.start, 0, None, [], "torch layers")
+    end, argument, answers = bench.progress().warnings
+    assert "eos_token_id" in end and "'add_vision_id'" in argument and "holds '2'" in answers
     bench.driver.cancel()

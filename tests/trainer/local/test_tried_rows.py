@@ -8,6 +8,7 @@ from tokenizers import normalizers
 
 from rljob_trainer.data.tokenizer import unwritten
 from rljob_trainer.local.rehearsal import command
+from trainer.data.templates import QWEN
 from trainer.local.rehearsal import SUM, Trial, custom, digits_only
 
 
@@ -26,6 +27,25 @@ def test_pairs_show_both_answers_and_broken_rows_are_named(tmp_path: Path) -> No
     assert "chosen: " in rejected.out and "rejected: " in rejected.out and "«zyx<|im_end|>»" in rejected.out
     broken = Trial(tmp_path, [row, {"prompt": "hi", "chosen": 7}], task="dpo", data={"maxTokens": 64}).run()
     assert broken.code == 1 and "train.jsonl row 2" in broken.err
+
+
+SILENT_BEFORE_CALLS = """{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.tool_calls %}{{ m.tool_calls | string }}{% else %}{{ m.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""In the style of Llama 3.1's."""
+
+
+@pytest.mark.parametrize(("template", "is_noted"), [(SILENT_BEFORE_CALLS, True), (QWEN, False)])
+def test_what_the_assistant_says_before_a_call_and_the_template_leaves_out_is_noted(
+    tmp_path: Path, template: str, is_noted: bool
+) -> None:
+    call = {"role": "assistant", "content": "I add.", "tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
+    rows = [HELLO, {"messages": [HELLO["messages"][0], call]}]
+    data = {"maxTokens": 64, "chatTemplate": {"arguments": {"add_vision_id": True}}}
+    found = Trial(tmp_path, rows, task="sft", data=data, template=template).run()
+    assert found.code == 0 and "reads no variable 'add_vision_id'" in found.out, found.err
+    assert ("leaves out what the assistant says in a turn that also calls functions" in found.out) == is_noted
 
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}

@@ -31,7 +31,7 @@ from rljob_trainer.data.pictures import (
     require_none_unread,
     with_parts,
 )
-from rljob_trainer.data.template_parts import require_written
+from rljob_trainer.data.template_parts import require_written, unsaid_before_calls
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Vocabulary, load_tokenizer, text_tokens
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.machine import cpus
@@ -64,6 +64,8 @@ class Encoder:
         self._data, self._paired, self._tokenizer = spec.data, spec.paired, tokenizer
         self._vocabulary = Vocabulary.of(spec)
         self._everything = spec.task == "sft" and spec.data.loss_on == "all"
+        self.notes: dict[str, None] = {}
+        """What was seen in the rows that is no mistake and may be meant otherwise, each once."""
 
     def __call__(self, row: RawRow) -> Example:
         """Raises ConfigurationError for a row of another shape than the format's, and where tokenizer or chat template cannot do their part."""
@@ -108,6 +110,7 @@ class Encoder:
     def _fitting(self, variant: TextVariant, place: Place, images: Sequence[Image] = ()) -> tuple[Segment, ...]:
         """Empty when it is longer than maxTokens. `images`: of the whole conversation."""
         tokens, learnt = encode(variant, place, self._tokenizer)
+        self._note(variant)
         if self._vocabulary:
             self._vocabulary.require(tokens, place, self._tokenizer)
         if self._everything:
@@ -122,6 +125,11 @@ class Encoder:
             raise LeftOut("empty")
         fitting = segments(tokens, learnt, placed)
         return fitting if sum(len(s.tokens) for s in fitting) <= self._data.max_tokens else ()
+
+    def _note(self, variant: TextVariant) -> None:
+        if isinstance(variant, Chat):
+            note = unsaid_before_calls(self._tokenizer, variant.messages, variant.tools, variant.arguments)
+            self.notes |= {note: None} if note else {}
 
 
 def _require_two_answers(chosen: Sequence[Segment], rejected: Sequence[Segment]) -> None:

@@ -1,7 +1,7 @@
 """What supervised tasks learn from: sequences of tokens that are given, of which some are learnt."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import overload
 
@@ -72,6 +72,8 @@ class ExampleSet(Sequence[Example], ABC):
     def __init__(self, sizes: Sequence[int], data: DataSpec, split: str):
         mixed = split == "train"
         self.counts = Counts()
+        self.notes: Collection[str] = ()
+        """What was seen in the first rows that is no mistake and may be meant otherwise."""
         self._order = Mixture(tuple(sizes), tuple(data.weights) if mixed else (), data.seed, data.shuffle and mixed)
 
     @property

@@ -80,6 +80,7 @@ class RowExamples(ExampleSet):
         self._files, self._workers = files, workers
         self._starts = [0, *accumulate(len(f.table) for f in files)]
         self._encoder = Encoder(spec, tokenizer)
+        self.notes = self._encoder.notes
         self._named: set[Reason] = set()
         self.digest = _digest(files)
         require_chats(spec, files, tokenizer)

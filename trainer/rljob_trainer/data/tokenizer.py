@@ -3,6 +3,7 @@ training teaches, and those at which a server stops.
 """
 
 import difflib
+import inspect
 import json
 import re
 import shutil
@@ -24,6 +25,8 @@ from rljob_trainer.failure import ConfigurationError, is_outage
 from rljob_trainer.model_files import model_config
 
 SAID = "rljob-probe"
+SLIP = 0.85
+"""How alike (difflib's ratio) two names are of which one is a slip of the other: enable_thinkng, but not thinking for enable_thinking."""
 TEACHING = ("sft", "dpo")
 """Tasks whose examples end with the end of a turn, so that the model learns to write it."""
 
@@ -162,23 +165,45 @@ def load_tokenizer(spec: RLJobSpec) -> Tokenizer:
     path = spec.data.chat_template.path
     if path:
         tokenizer.chat_template = _template(path)
-    _require_read(spec, str(tokenizer.chat_template or ""))
+    _require_read(spec, tokenizer)
     return tokenizer
 
 
-def _require_read(spec: RLJobSpec, template: str) -> None:
-    """Raises ConfigurationError for an argument that the template does not mention: templates pass over a name that is misspelt. vLLM's parsers of
+def _require_read(spec: RLJobSpec, tokenizer: Tokenizer) -> None:
+    """Raises ConfigurationError for an argument whose name is a slip of one that the template reads: templates pass over it."""
+    for name, meant in _unread(spec, tokenizer).items():
+        if meant:
+            rule, fix = (
+                "the chat template reads no variable of this name",
+                f"write {meant}, if that is meant, or remove it",
+            )
+            raise ConfigurationError("spec.data.chatTemplate.arguments", name, rule, fix)
+
+
+def _unread(spec: RLJobSpec, tokenizer: Tokenizer) -> dict[str, str]:
+    """Arguments that neither the template mentions nor the tokenizer takes, each with the name that it is a slip of; empty: none. vLLM's parsers of
     reasoning read arguments, too."""
-    agent = spec.rollout.agent
+    agent, template = spec.rollout.agent, str(tokenizer.chat_template or "")
     if not template or (agent and agent.reasoning_parser):
-        return
-    words = set(re.findall(r"\w+", template))
-    for name in spec.data.chat_template.arguments:
-        if name not in words:
-            near = difflib.get_close_matches(name, words, 1)
-            fix = f"write {near[0]}, if that is meant, or remove it" if near else "correct the name, or remove it"
-            field = "spec.data.chatTemplate.arguments"
-            raise ConfigurationError(field, name, "the chat template reads no variable of this name", fix)
+        return {}
+    words = {*re.findall(r"\w+", template), *inspect.signature(tokenizer.apply_chat_template).parameters}
+    unread = sorted(spec.data.chat_template.arguments.keys() - words)
+    return {name: next(iter(difflib.get_close_matches(name, words, 1, SLIP)), "") for name in unread}
+
+
+def unread_arguments(spec: RLJobSpec, tokenizer: Tokenizer) -> str:
+    """What to say of arguments that change nothing; empty: there are none. One setting for several models may have them."""
+    names = ", ".join(map(repr, _unread(spec, tokenizer)))
+    return (
+        f"spec.data.chatTemplate.arguments: the chat template reads no variable {names}: it changes nothing"
+        if names
+        else ""
+    )
+
+
+def template_warnings(spec: RLJobSpec, tokenizer: Tokenizer) -> list[str]:
+    """What to say of the model's chat template before any row is read."""
+    return [text for text in (unheard_end(spec, tokenizer), unread_arguments(spec, tokenizer)) if text]
 
 
 def _template(path: str) -> str:

@@ -23,7 +23,7 @@ from rljob_trainer.collection import exempt_from_collection
 from rljob_trainer.data.encoding import EncodingWorkers
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Dataset, steps_of, with_steps
-from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, load_tokenizer, unheard_end
+from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, load_tokenizer, template_warnings
 from rljob_trainer.driver.buffer.examples import Examples
 from rljob_trainer.driver.buffer.generation import Generator
 from rljob_trainer.driver.buffer.measured import Teacher, require_same_vocabulary
@@ -73,7 +73,7 @@ async def drive(directory: Path, listener: socket.socket, token: str, loaded: Ca
         await _of_service(directory, control, token, progress, listener)
         return
     tokenizer = load_tokenizer(control.spec)
-    _warn(progress, filter(None, [unheard_end(control.spec, tokenizer)]))
+    _warn(progress, template_warnings(control.spec, tokenizer))
     work = _supervised if control.spec.supervised else _reinforcement
     try:
         async with (
@@ -109,6 +109,7 @@ async def _supervised(
         made = row_maker(directory, spec, progress)
         load = partial(load_examples, spec, tokenizer=tokenizer, workers=workers, made=made)
         train = await asyncio.to_thread(load, "train", scratch=directory / "examples")
+        _warn(progress, train.notes)
         held_out = None
         if spec.evaluation.takes_place:
             held_out = await asyncio.to_thread(load, "validation", scratch=directory / "held-out")
@@ -184,7 +185,7 @@ def _warn(progress: ProgressFile, texts: Iterable[str]) -> None:
     for text in said:
         log.warning("%s", text)
     if said:
-        progress.update(warnings=said)
+        progress.update(warnings=[*progress.progress.warnings, *said])
 
 
 def _counted(control: Control, data: Dataset) -> Control:

@@ -13,7 +13,7 @@ from rljob_api.manifest import ManifestError
 from rljob_api.rules.advice import advice
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.exports import beginning_from, newest_export
-from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer, unheard_end, unwritten
+from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer, template_warnings, unwritten
 from rljob_trainer.driver.buffer.assembly import Outcome
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.manifest import STARTING_POINTS, Job, load
@@ -54,9 +54,7 @@ def rehearse(
         with tempfile.TemporaryDirectory(prefix="rljob-try-") as scratch:
             findings, screen = Findings(job.spec, tokenizer), Screen(colour)
             findings.notes += [str(unusual) for unusual in advice(job.spec)]
-            text = unheard_end(job.spec, tokenizer)
-            if text:
-                findings.notes.append(text)
+            findings.notes += template_warnings(job.spec, tokenizer)
             most = None if everything else MOST
             if job.spec.supervised:
                 for line in SupervisedRows(job.spec, tokenizer, screen, findings, Path(scratch), shown, most).lines():

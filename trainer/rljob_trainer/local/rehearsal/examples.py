@@ -17,8 +17,8 @@ from rljob_trainer.data.packed_documents import is_indexed, text_at
 from rljob_trainer.data.tables import Table, open_table
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Tokenizer
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.local.rehearsal.doubts import Watched
 from rljob_trainer.local.rehearsal.findings import Findings, Screen, extent, indented
+from rljob_trainer.local.rehearsal.notes import Watched
 
 NAMED = 10
 """Rows of a file that are named for one reason; of further ones there is only the number."""
@@ -106,7 +106,7 @@ class SupervisedRows:
     def _file(self, file: RowFile, encoder: Encoder, rows_of_file: RowsOfFile) -> Iterator[str]:
         rows = self._rows(file.table)
         yield f"  {file.place.path}: {self._read(file.table)}"
-        self._doubt(file)
+        self._note_first(file)
 
         def encode(row: int) -> Example:
             record = Watched(file.record(row))
@@ -120,14 +120,15 @@ class SupervisedRows:
             elif example.index < self.shown:
                 yield from self._example(example, file.table.number(example.index))
         yield from rows_of_file.lines()
+        self.findings.note(encoder.notes)
         self.findings.refuse_rows(rows_of_file.errors, rows_of_file.unusable)
 
-    def _doubt(self, file: RowFile) -> None:
+    def _note_first(self, file: RowFile) -> None:
         """By the first row, if it can be used."""
         with suppress(ConfigurationError, LeftOut):
             record, place, data = file.record(0), file.at(0), self.spec.data
             read = (pair if self.spec.paired else conversation)(record, place, data, file.format)
-            self.findings.doubt(record, place.path, isinstance(read[0] if isinstance(read, tuple) else read, Texts))
+            self.findings.note_row(record, place.path, isinstance(read[0] if isinstance(read, tuple) else read, Texts))
 
     def _rows(self, table: Table) -> range:
         return range(len(table) if self.most is None else min(self.most, len(table)))

@@ -11,12 +11,12 @@ from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.data.files import Record
 from rljob_trainer.data.tokenizer import Tokenizer, unwritten
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.local.rehearsal.doubts import (
+from rljob_trainer.local.rehearsal.notes import (
     TRAINED,
-    doubts_of_row,
-    doubts_of_samples,
     held_out_again,
     is_plain,
+    notes_of_row,
+    notes_of_samples,
     pairs,
 )
 from rljob_trainer.local.rehearsal.policy import OTHER, Script
@@ -118,16 +118,21 @@ class Findings:
         self.require_read(
             file.place.path, [(row.prompt.index + 1, row.prompt.text, row.prompt.tokens) for row in file.rows]
         )
-        for note in _unscored(file, self._spec) or (*doubts_of_samples(file, self._spec), *_undecided(file)):
+        for note in _unscored(file, self._spec) or (*notes_of_samples(file, self._spec), *_undecided(file)):
             self._note(note)
         record = file.rows[0].prompt.row()
-        self.doubt(record, file.place.path, is_plain(record, self._spec))
+        self.note_row(record, file.place.path, is_plain(record, self._spec))
         self._compare(file)
 
-    def doubt(self, record: Record, path: str, plain: bool) -> None:
+    def note_row(self, record: Record, path: str, plain: bool) -> None:
         """Notes what may be meant otherwise, by the first row of a file. `plain`: its texts go through no chat template."""
-        for note in doubts_of_row(record, path, plain, self._spec, self._tokenizer):
+        for note in notes_of_row(record, path, plain, self._spec, self._tokenizer):
             self._note(note)
+
+    def note(self, texts: Iterable[str]) -> None:
+        """What looks wrong, each once."""
+        for text in texts:
+            self._note(text)
 
     def _compare(self, file: TriedFile) -> None:
         """Held-out rows with those that are trained on, which come first."""

@@ -45,7 +45,7 @@ def is_plain(record: Record, spec: RLJobSpec) -> bool:
     return isinstance(prompt, str) and not chat_in(prompt) and not texts and not spec.rollout.agent
 
 
-def doubts_of_row(record: Record, path: str, plain: bool, spec: RLJobSpec, tokenizer: Tokenizer) -> Iterator[str]:
+def notes_of_row(record: Record, path: str, plain: bool, spec: RLJobSpec, tokenizer: Tokenizer) -> Iterator[str]:
     """Of the first row of a file, as it holds it. `plain`: its texts go through no chat template."""
     end = turn_end(spec, tokenizer)
     if not tokenizer.chat_template:
@@ -59,7 +59,7 @@ def doubts_of_row(record: Record, path: str, plain: bool, spec: RLJobSpec, token
         )
 
 
-def doubts_of_samples(file: TriedFile, spec: RLJobSpec) -> Iterator[str]:
+def notes_of_samples(file: TriedFile, spec: RLJobSpec) -> Iterator[str]:
     """Of what an agent made of the scripted policy's turns."""
     samples = [(row, outcome) for row in file.rows for _, outcome in row.samples]
     for row, outcome in samples:
