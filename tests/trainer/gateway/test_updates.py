@@ -11,7 +11,7 @@ import pytest
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.gateway.policies import ServedPolicies
-from rljob_trainer.gateway.refusals import MOST_REFUSED, PASSING_SECONDS, REFUSED_SECONDS, Refusals
+from rljob_trainer.gateway.refusals import MOST_REFUSED, REFUSED_SECONDS, TEMPORARY_SECONDS, Refusals
 from rljob_trainer.wire.gateway import decode_work, encode
 from rljob_trainer.wire.rollout_client import RequestRefusedError
 from rljob_trainer.wire.service import OptimStep, ServePolicy, Work, WorkFailure, WorkResult
@@ -144,7 +144,7 @@ async def test_a_snapshot_that_the_ranks_find_damaged_is_read_once_until(busy: B
     assert busy.done == [ServePolicy] * 2
 
 
-TROUBLE = WorkFailure(message="the volume is away", category="server")
+UNAVAILABLE = WorkFailure(message="the volume is away", category="server")
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Refusing:
 
 
 REFUSING = {
-    "passing trouble": Refusing(TROUBLE, MOST_REFUSED, PASSING_SECONDS),
+    "a temporary failure": Refusing(UNAVAILABLE, MOST_REFUSED, TEMPORARY_SECONDS),
     "a real mismatch": Refusing(DAMAGED, 1, REFUSED_SECONDS),
 }
 
@@ -187,14 +187,33 @@ async def test_a_refusal_by_the_ranks_is_remembered_as_long_as_its_reason_lasts(
     assert busy.done == [ServePolicy] * (refusing.tries + 1)
 
 
-async def test_a_sample_is_served_once_passing_trouble_of_the_ranks_is_over(busy: Busy) -> None:
+async def test_a_sample_is_served_once_a_temporary_failure_of_the_ranks_is_over(busy: Busy) -> None:
     waiting = busy.sample("/snapshots/0")
     await asyncio.sleep(0)
-    await busy.take(TROUBLE)
+    await busy.take(UNAVAILABLE)
     assert not await busy.take(SERVED), "the ranks pause before they try again"
     busy.now += 10.0
     await busy.take(SERVED)
     await waiting
+
+
+async def test_a_sample_of_the_policy_that_servers_have_goes_on_where_an_update_that_nobody_wants_any_more_was_postponed(
+    busy: Busy,
+) -> None:
+    before = busy.sample("/snapshots/0")
+    await asyncio.sleep(0)
+    await busy.take()
+    await before
+    cancelled = busy.sample("/snapshots/1")
+    await asyncio.sleep(0)
+    update = await busy.service.desk.next("0", False, 0.0)
+    assert update and isinstance(decode_work(update.work), ServePolicy)
+    waiting = busy.sample("/snapshots/0")
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.sleep(0)
+    await busy.service.desk.done(update.ticket, encode(UNAVAILABLE))
+    await asyncio.wait_for(waiting, 5.0)
 
 
 async def test_an_update_is_not_made_to_wait_for_the_steps_that_came_before_anybody_wanted_it(busy: Busy) -> None:

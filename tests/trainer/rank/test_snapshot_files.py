@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from rljob_trainer.rank.snapshot_files import policy_of
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.rollout_server import POLICY
-from rljob_trainer.wire.service import PassingTrouble, RefusedWork
+from rljob_trainer.wire.service import RefusedWork, TemporaryFailure
 from trainer.ranks import run_ranks
 
 WEIGHTS = "model.safetensors"
@@ -73,9 +73,13 @@ STATES: dict[str, tuple[Callable[[Path], None], type[RefusedWork], str]] = {
     "weights are cut": (cut(WEIGHTS), RefusedWork, "is damaged: .*Save it again"),
     "its words are cut": (cut(POLICY), RefusedWork, "is damaged: .*Save it again"),
     "links in a circle": (link(WEIGHTS, WEIGHTS), RefusedWork, "is damaged: .*symbolic links.*Save it again"),
-    "weights cannot be read": (link(WEIGHTS, UNREADABLE), PassingTrouble, "cannot be read now: .*Input/output error"),
-    "its words cannot be read": (link(POLICY, UNREADABLE), PassingTrouble, "cannot be read now: .*Input/output error"),
-    "no file can be opened": (lambda _: None, PassingTrouble, "cannot be read now: .*Too many open files"),
+    "weights cannot be read": (link(WEIGHTS, UNREADABLE), TemporaryFailure, "cannot be read now: .*Input/output error"),
+    "its words cannot be read": (
+        link(POLICY, UNREADABLE),
+        TemporaryFailure,
+        "cannot be read now: .*Input/output error",
+    ),
+    "no file can be opened": (lambda _: None, TemporaryFailure, "cannot be read now: .*Too many open files"),
 }
 
 
@@ -94,7 +98,7 @@ def read_by_ranks(snapshot: Path, room: bool = True) -> list[Any]:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_passing_trouble_of_a_volume_is_another_refusal_than_damage(snapshot: Path, state: str) -> None:
+def test_a_temporary_failure_of_a_volume_is_another_refusal_than_damage(snapshot: Path, state: str) -> None:
     change, kind, why = STATES[state]
     change(snapshot)
     for refusal, said in read_by_ranks(snapshot, room=state != "no file can be opened"):

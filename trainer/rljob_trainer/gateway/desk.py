@@ -320,7 +320,7 @@ def _update(policies: ServedPolicies) -> Piece:
 
     async def finish(result: WorkResult | WorkFailure, _: bytes) -> None:
         if isinstance(result, WorkFailure) and result.category == "server":
-            policies.troubled(work, result.message)
+            policies.postponed(work, result.message)
         elif isinstance(result, WorkFailure):
             policies.refuse(work.path, result.message)
         else:

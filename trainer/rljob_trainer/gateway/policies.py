@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.gateway.refusals import MOST_REFUSED, PASSING_SECONDS, REFUSED_SECONDS, Refusals
+from rljob_trainer.gateway.refusals import MOST_REFUSED, REFUSED_SECONDS, TEMPORARY_SECONDS, Refusals
 from rljob_trainer.wire.rollout_client import RequestRefusedError
 from rljob_trainer.wire.service import ServePolicy
 
@@ -148,7 +148,8 @@ class ServedPolicies:
         return bool(self._lacking())
 
     def next_update(self) -> ServePolicy:
-        """The update that is due, which the ranks make now. `served` or `refuse` follows, or ranks of another attempt do."""
+        """The update that is due, which the ranks make now. `served`, `postponed` or `refuse` follows, or ranks of another
+        attempt do."""
         policy, lacking = self._wanted, self._lacking()
         assert policy is not None, "an update is due"
         for endpoint in lacking:
@@ -189,7 +190,7 @@ class ServedPolicies:
         else:
             self._advance()
 
-    def troubled(self, work: ServePolicy, why: str) -> None:
+    def postponed(self, work: ServePolicy, why: str) -> None:
         """The ranks could not send a policy, for a reason that may pass: they try again after a pause, and after some tries the samples fail that
         wait for it."""
         self.sending = ""
@@ -197,7 +198,9 @@ class ServedPolicies:
             if server["podUid"] in self._servers:
                 self._servers[server["podUid"]].failed()
         if self._refusals.count(work.path):
-            self.refuse(work.path, why, PASSING_SECONDS)
+            self.refuse(work.path, why, TEMPORARY_SECONDS)
+        else:
+            self._advance()  # nobody may want it any more
 
     def _refusal(self, policy: str, reasons: Mapping[str, str]) -> str | None:
         """Why a policy is not sent again after an update. `reasons`: of servers that have answered, by pod: one that nobody reaches says nothing."""

@@ -12,7 +12,7 @@ MOST_REFUSED = 3
 """Updates in a row that no server takes."""
 REFUSED_SECONDS = 600.0
 """Then a policy is tried again: what was against it may have been a server's own trouble, which ended with its process and left its pod."""
-PASSING_SECONDS = 15.0
+TEMPORARY_SECONDS = 15.0
 """The same where the ranks could not read it, because of the volume's trouble or their machine's."""
 
 FileStates = frozenset[tuple[str, int, int]]

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from rljob_trainer.model_files import Damaged, weight_files
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.rollout_server import POLICY
-from rljob_trainer.wire.service import PassingTrouble, RefusedWork
+from rljob_trainer.wire.service import RefusedWork, TemporaryFailure
 
 LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 """Errors that are of the files themselves. Others are the volume's, or the machine's, and may pass."""
@@ -18,10 +18,10 @@ LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM,
 
 def policy_of(directory: Path, ranks: Ranks) -> dict[str, Any]:
     """What a snapshot says of itself, read by rank 0, on all ranks; of the base model nothing is known: servers have read it from the same files.
-    Collective. Raises RefusedWork when it cannot be sent, PassingTrouble when it cannot be sent now."""
+    Collective. Raises RefusedWork when it cannot be sent, TemporaryFailure when it cannot be sent now."""
     said, failed, passing = ranks.broadcast(_attempt(directory) if ranks.is_first else None)
     if passing:
-        raise PassingTrouble(failed)
+        raise TemporaryFailure(failed)
     if failed:
         raise RefusedWork(failed)
     return dict(said)

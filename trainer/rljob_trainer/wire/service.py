@@ -172,7 +172,7 @@ class RefusedWork(ValueError):
     category: Literal["user", "server"] = "user"
 
 
-class PassingTrouble(RefusedWork):
+class TemporaryFailure(RefusedWork):
     """Work that cannot be done now, and perhaps can soon."""
 
     category = "server"
