@@ -70,6 +70,35 @@ async def test_a_record_that_nobody_waits_for_any_more_takes_none_of_the_later_o
     assert {"answered", "later"} <= Names(tmp_path / "a.log", nothing).sessions.keys()
 
 
+async def test_a_journal_that_is_removed_while_a_thread_writes_it_anew_is_gone(tmp_path: Path) -> None:
+    """The thread's task may have been cancelled: nobody waits for it."""
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def check() -> None:
+        if journals:
+            begun.set()
+            may_go_on.wait()
+
+    journals = list[Journal]()
+    journals.append(Journal(tmp_path / "a.log", check))
+    writing = asyncio.create_task(asyncio.to_thread(journals[0].replace, [JournalRecord({"n": 1})]))
+    await asyncio.to_thread(begun.wait)
+    removing = asyncio.create_task(asyncio.to_thread(journals[0].remove))
+    await asyncio.wait({removing}, timeout=0.5)
+    may_go_on.set()
+    await asyncio.gather(writing, removing)
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_journal_that_was_removed_is_written_no_more(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "a.log")
+    journal.append(JournalRecord({"n": 1}))
+    journal.remove()
+    with pytest.raises(ValueError, match="closed"):
+        journal.replace([JournalRecord({"n": 2})])
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["*/service.log", "*/models/*.log"])
 async def test_a_gateway_does_not_go_on_without_a_record_that_is_damaged(tmp_path: Path, name: str) -> None:
     world = World(tmp_path)

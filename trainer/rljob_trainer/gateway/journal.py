@@ -84,6 +84,8 @@ class Journal:
             self._replace(b"".join(map(_encoded, records)))
 
     def _replace(self, block: bytes) -> None:
+        if self._file.closed:
+            raise ValueError(f"{self._path} is closed: it was removed")
         new = self._path.with_suffix(".new")
         new.unlink(missing_ok=True)
         file = new.open("ab", buffering=0)
@@ -98,12 +100,11 @@ class Journal:
         self._file, self._size = file, len(block)
         sync_directory(self._path.parent)
 
-    def close(self) -> None:
-        self._file.close()
-
     def remove(self) -> None:
-        self.close()
-        self._path.unlink(missing_ok=True)
+        """Delete the file, which nothing is written to any more."""
+        with self._writing:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
 
 
 def _write(file: FileIO, block: bytes) -> None:
