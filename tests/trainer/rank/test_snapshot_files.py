@@ -56,6 +56,15 @@ def cut(name: str) -> Callable[[Path], None]:
     return lambda snapshot: os.truncate(snapshot / name, 10)
 
 
+def say(words: str) -> Callable[[Path], None]:
+    """In place of what the snapshot says of itself."""
+
+    def change(snapshot: Path) -> None:
+        (snapshot / POLICY).write_text(words)
+
+    return change
+
+
 @contextmanager
 def no_file_to_open() -> Iterator[None]:
     """The process has as many as it may."""
@@ -72,6 +81,9 @@ STATES: dict[str, tuple[Callable[[Path], None], type[RefusedWork], str]] = {
     "weights are lost": (lose, RefusedWork, "is damaged: .*No such file.*Save it again"),
     "weights are cut": (cut(WEIGHTS), RefusedWork, "is damaged: .*Save it again"),
     "its words are cut": (cut(POLICY), RefusedWork, "is damaged: .*Save it again"),
+    "its words are a number": (say("3"), RefusedWork, "is damaged: .*Save it again"),
+    "its words are a list": (say("[1]"), RefusedWork, "is damaged: .*Save it again"),
+    "its words are nothing": (say("null"), RefusedWork, "is damaged: .*Save it again"),
     "links in a circle": (link(WEIGHTS, WEIGHTS), RefusedWork, "is damaged: .*symbolic links.*Save it again"),
     "weights cannot be read": (link(WEIGHTS, UNREADABLE), TemporaryFailure, "cannot be read now: .*Input/output error"),
     "its words cannot be read": (

@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from rljob_trainer.model_files import Damaged, weight_files
+from rljob_trainer.model_files import Damaged, header, weight_files
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.rollout_server import POLICY
 from rljob_trainer.wire.service import RefusedWork, TemporaryFailure
@@ -45,13 +45,15 @@ def _policy(directory: Path) -> dict[str, Any]:
         raise RefusedWork(f"{directory} holds no model: it was deleted")
     _require_whole(directory)
     file = directory / POLICY
-    return dict(json.loads(file.read_text())) if file.is_file() else {}
+    said = json.loads(file.read_text()) if file.is_file() else {}
+    if not isinstance(said, dict):
+        raise Damaged(file, f"holds {type(said).__name__} where an object belongs")
+    return said
 
 
 def _require_whole(directory: Path) -> None:
     """Reads headers, which have to fit the lengths of their files. Raises SafetensorError, Damaged and OSError."""
     for file in weight_files(directory):
-        with file.open("rb") as stream:
-            stream.read(1)  # of whatever the system says, the library makes a file that is not there
+        header(file)  # before the library, which makes a file that is not there of whatever the system says
         with safe_open(file, "pt"):
             pass
