@@ -80,17 +80,17 @@ async def test_a_journal_that_is_removed_while_a_thread_writes_it_anew_is_gone(t
             may_go_on.wait()
 
     journals = list[Journal]()
-    journals.append(Journal(tmp_path / "a.log", check))
+    journals.append(Journal(tmp_path / "models/a.log", check))
     writing = asyncio.create_task(asyncio.to_thread(journals[0].replace, [JournalRecord({"n": 1})]))
     await asyncio.to_thread(begun.wait)
     removing = asyncio.create_task(asyncio.to_thread(journals[0].remove))
     await asyncio.wait({removing}, timeout=0.5)
     may_go_on.set()
     await asyncio.gather(writing, removing)
-    assert not list(tmp_path.iterdir())
+    assert files(tmp_path) == set()
 
 
-async def test_a_journal_that_was_removed_is_written_no_more(tmp_path: Path) -> None:
+def test_a_journal_that_was_removed_is_written_no_more(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "a.log")
     journal.append(JournalRecord({"n": 1}))
     journal.remove()
@@ -211,6 +211,40 @@ async def test_what_ranks_load_for_a_session_that_ends_goes_once_they_have_it(tm
     await world.work()
     await world.service.sweep()
     assert loaded not in files(tmp_path)
+
+
+async def test_ranks_get_no_work_of_a_session_that_has_ended_while_it_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ann's and Bob's models each load a state of their own. While Bob's journal is written, Ann deletes hers, and ends her session."""
+    world = World(tmp_path)
+    await world.begin()
+    bobs = await world.service.open_session("bob")
+    guest = f"{bobs}:train:0"
+    await world.service.create("bob", CreateModel(model=guest, seq=0, rank=4, seed=1))
+    for client, model in (("ann", world.model), ("bob", guest)):
+        await world.service.ask(client, model, 1, SaveState(model=model, seq=1, path=""), f"tinker://{client}/b")
+    await world.idle()
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def check() -> None:
+        begun.set()
+        may_go_on.wait()
+
+    for client, model in (("ann", world.model), ("bob", guest)):
+        load = LoadState(model=model, seq=2, path=f"tinker://{client}/b", optimizer=True)
+        await world.service.ask(client, model, 2, load)
+    monkeypatch.setattr(world.service.books[guest]._journal, "_check", check)
+    offered = asyncio.create_task(world.offered())
+    await asyncio.to_thread(begun.wait)
+    await world.service.delete("ann", "tinker://ann/b")
+    await world.service.close_session("ann", world.session)
+    may_go_on.set()
+    work = await offered
+    while not isinstance(work, LoadState):
+        await world.work()
+        work = await world.offered()
+    assert work.model == guest and str(Path(work.path).relative_to(tmp_path)) in files(tmp_path)
 
 
 async def test_a_gateway_that_another_one_has_followed_acknowledges_nothing_more(tmp_path: Path) -> None:

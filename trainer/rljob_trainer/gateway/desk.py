@@ -168,12 +168,13 @@ class Desk:
         return piece
 
     async def _of_clients(self, draining: bool) -> Piece | None:
-        pieces, owners = dict[str, Piece](), dict[str, str]()
-        for book in self._clients.living():
-            piece = await self._of(book, draining)
-            if piece:
-                pieces[book.line.model], owners[book.line.model] = piece, self._clients.owner(book)
-        chosen = self._turns.choose(owners)
+        found = [(book, await self._of(book, draining)) for book in self._clients.living()]
+        living = set(
+            self._clients.living()
+        )  # now: sessions may have ended, and models failed, while journals were written
+        ready = [(book, piece) for book, piece in found if piece and book in living and not book.line.failed]
+        pieces = {book.line.model: piece for book, piece in ready}
+        chosen = self._turns.choose({book.line.model: self._clients.owner(book) for book, _ in ready})
         return pieces[chosen] if chosen is not None else None
 
     async def _of(self, book: Book, draining: bool) -> Piece | None:
