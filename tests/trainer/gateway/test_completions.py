@@ -15,6 +15,7 @@ from tinker import types
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.clients import Keys
 from rljob_trainer.gateway.completions import COPIES, Completions
+from rljob_trainer.gateway.listening import ListeningClock
 from rljob_trainer.gateway.registry import MOST_NUMBERS, NUMBERS, Names
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.servers import MOST_OPEN
@@ -36,10 +37,11 @@ class Gateway:
         self._root, self._port, self._runner = root, free_port(), None
         self.url, self.calls = f"http://127.0.0.1:{self._port}", list[str]()
         self.answers = asyncio.Event()
-        self.samples = Samples(self._sample)
+        self.samples = Samples(self._sample, ListeningClock())
 
     async def start(self) -> None:
-        service, self.samples = GatewayService(ServiceSpec(), self._root), Samples(self._sample)
+        service = GatewayService(ServiceSpec(), self._root)
+        self.samples = Samples(self._sample, service.clock)
         app = Routes(service, self.samples, Keys(None), "base").app
         app.middlewares.append(self._counted)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)

@@ -96,7 +96,7 @@ class Desk:
 async def opened(root: Path, keys: Path | None = None, spec: ServiceSpec = SPEC, rank: int = 4) -> AsyncIterator[Desk]:
     """`rank`: of the client's model."""
     service = GatewayService(spec, root)
-    samples = Samples(SamplingServers("token").sample)
+    samples = Samples(SamplingServers("token").sample, service.clock)
     app = Routes(service, samples, Keys(keys), "base").app
     async with TestClient(TestServer(app)) as client:
         desk = Desk(service, samples, client)

@@ -12,6 +12,7 @@ from aiohttp import web
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.gateway import samples, servers
 from rljob_trainer.gateway.clients import BusyError
+from rljob_trainer.gateway.listening import ListeningClock
 from rljob_trainer.gateway.policies import ServedPolicies
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.servers import SamplingServers
@@ -223,7 +224,7 @@ async def test_samples_that_updates_abort_are_asked_for_again_however_often(monk
 
 
 async def test_samples_that_failed_and_that_nobody_fetches_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = Samples(SamplingServers("token").sample)
+    samples = Samples(SamplingServers("token").sample, ListeningClock())
     samples.ask("ann", "s:sample:0:1", WorkFailure(message="no such thing"))
     monkeypatch.setattr("rljob_trainer.gateway.samples.GRACE_SECONDS", -1.0)
     await asyncio.sleep(0)
@@ -242,7 +243,7 @@ async def test_answers_that_were_fetched_make_room_for_newer_ones_of_their_clien
     async def sample(request: SampleRequest) -> SampleAnswer:
         return answer
 
-    waiting = Samples(sample)
+    waiting = Samples(sample, ListeningClock())
     names = [f"s:sample:0:{i}" for i in range(8)]
     for name in names:
         client = "ann" if name in names[:4] else "bob"
@@ -262,7 +263,7 @@ async def test_ten_thousand_samples_wait_at_a_time_and_each_gets_its_own_answer(
         await may_answer.wait()
         return SampleAnswer((ServedSample(np.array(request.tokens, "<i4"), np.zeros(1, "<f4"), "stop"),))
 
-    waiting = Samples(sample)
+    waiting = Samples(sample, ListeningClock())
     names = [f"s:sample:0:{i}" for i in range(10_000)]
     for number, name in enumerate(names):
         waiting.ask("ann", name, replace(REQUEST, tokens=[number]))
@@ -289,7 +290,7 @@ async def test_an_answer_that_cannot_be_read_fails_its_sample_and_is_not_asked_f
     async def broken(_: SampleRequest) -> SampleAnswer:
         raise error
 
-    asked = Samples(broken)
+    asked = Samples(broken, ListeningClock())
     asked.ask("ann", "s:sample:0:1", REQUEST)
     found = await asked.result("ann", "s:sample:0:1", 5.0)
     assert isinstance(found, WorkFailure) and found.category == "server" and type(error).__name__ in found.message
@@ -302,7 +303,7 @@ async def test_a_sample_that_is_asked_for_again_after_it_was_cancelled_is_comple
         await may_answer.wait()
         return SampleAnswer(())
 
-    asked, name = Samples(slow), "s:sample:0:1"
+    asked, name = Samples(slow, ListeningClock()), "s:sample:0:1"
     asked.ask("ann", name, REQUEST)
     await asyncio.sleep(0)
     asked.cancel("ann", name)

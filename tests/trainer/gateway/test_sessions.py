@@ -1,5 +1,6 @@
 """Who is taken for gone, and what clients hear of what is not there: by gateways that stood still, were started again, or have been followed."""
 
+import asyncio
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_trainer.gateway.listening import LONGEST_SECONDS
-from rljob_trainer.gateway.service import GatewayService, UnknownError
-from rljob_trainer.wire.service import CreateModel
+from rljob_trainer.gateway.listening import LONGEST_SECONDS, ListeningClock
+from rljob_trainer.gateway.samples import Samples
+from rljob_trainer.gateway.servers import SamplingServers
+from rljob_trainer.gateway.service import GRACE_SECONDS, GatewayService, UnknownError
+from rljob_trainer.wire.service import CreateModel, WorkFailure
 from trainer.gateway.test_routes import SPEC, Desk, opened
 from trainer.gateway.world import World
 
@@ -75,6 +78,35 @@ async def test_a_client_that_is_gone_is_noticed_all_the_same(tmp_path: Path, clo
         await absent(world, clock, "attends", 5.0)
         attended += 5.0
     assert SPEC.session_timeout_seconds - LONGEST_SECONDS <= attended <= SPEC.session_timeout_seconds + 5.0
+
+
+async def test_an_answer_of_a_sample_is_kept_while_the_gateway_stands_still_and_then_for_its_time(clock: Clock) -> None:
+    listening, name = ListeningClock(), "s:sample:0:1"
+    samples = Samples(SamplingServers("token").sample, listening)
+    samples.ask("ann", name, WorkFailure(message="no such thing"))
+    await asyncio.sleep(0)
+
+    def sweep(seconds: float) -> None:
+        clock.now += seconds
+        listening.mark()
+        samples.sweep()
+
+    sweep(5000.0)
+    assert await samples.result("ann", name, 0.0) == WorkFailure(message="no such thing")
+    sweep(5000.0)
+    assert samples.has(name)
+    for _ in range(int(GRACE_SECONDS / 5.0)):
+        sweep(5.0)
+    assert not samples.has(name)
+
+
+async def test_a_client_that_waits_for_one_sample_is_heard(tmp_path: Path) -> None:
+    async with opened(tmp_path) as desk:
+        known, name = desk.service.names.sessions[desk.session], f"{desk.session}:sample:0:1"
+        desk.samples.ask("anybody", name, WorkFailure(message="no such thing"))
+        known.heard = -1.0
+        await desk.post("retrieve_future", request_id=name)
+        assert known.heard >= 0.0
 
 
 PASSING = {"prompt": {"chunks": []}, "sampling_params": {}}

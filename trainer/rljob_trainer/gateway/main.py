@@ -128,7 +128,7 @@ async def run(channel: Path, token: str, address: str | None, port: int, work_po
     policies = None if spec.adapters else ServedPolicies(spec.model.path, service.desk.changed)
     service.desk.policies = policies
     servers = SamplingServers(token, policies)
-    samples = Samples(servers.sample, service.desk.tally.sampled)
+    samples = Samples(servers.sample, service.clock, service.desk.tally.sampled)
     keys = Keys(Path(spec.service.keys) if spec.service.keys else None)
     clients = Routes(service, samples, keys, spec.service.name or spec.model.path).app
     driver = WorkRoutes(service.desk, servers, control.job_uid, token).app

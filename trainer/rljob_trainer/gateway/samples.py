@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rljob_api.callbacks import nothing
 from rljob_trainer.gateway.clients import BusyError
 from rljob_trainer.gateway.completions import Completions, number_of, queue_of
+from rljob_trainer.gateway.listening import ListeningClock
 from rljob_trainer.gateway.registry import session_of
 from rljob_trainer.gateway.servers import MOST_OPEN
 from rljob_trainer.gateway.service import GRACE_SECONDS, UnknownError
@@ -37,18 +38,22 @@ class _Sampling:
     size: int
     """Bytes that it holds."""
     fetched: float | None = None
-    """When the client got the answer first."""
+    """When the client got the answer first, by the ListeningClock."""
     finished: float | None = None
+    """When the answer came, by the ListeningClock."""
 
 
 class Samples:
     """Requests for samples, by the name that the client knows."""
 
     def __init__(
-        self, sample: Callable[[SampleRequest], Awaitable[SampleAnswer]], count: Callable[[int], None] = nothing
+        self,
+        sample: Callable[[SampleRequest], Awaitable[SampleAnswer]],
+        clock: ListeningClock,
+        count: Callable[[int], None] = nothing,
     ) -> None:
         """`count`: called with the number of tokens of each answer."""
-        self._sample, self._count = sample, count
+        self._sample, self._clock, self._count = sample, clock, count
         self._known: dict[str, _Sampling] = {}
         self._fetched = defaultdict[str, dict[str, None]](dict)
         """By client: requests whose answer it has fetched, in that order."""
@@ -91,7 +96,7 @@ class Samples:
             return None
         if known.task.cancelled():
             raise UnknownError(f"request {name} was cancelled")
-        known.fetched = time.monotonic() if known.fetched is None else known.fetched
+        known.fetched = self._clock.seconds if known.fetched is None else known.fetched
         self._fetched[client][name] = None
         self.completions.forget(name)
         return known.task.result()
@@ -134,7 +139,7 @@ class Samples:
 
     def sweep(self) -> None:
         """Forget answers that were fetched, and those that nobody fetches: who hears late that one is complete asks for it, and then again."""
-        now = time.monotonic()
+        now = self._clock.seconds
         for name, known in list(self._known.items()):
             since = known.finished if known.fetched is None else known.fetched
             if since is not None and now - since > GRACE_SECONDS:
@@ -157,7 +162,7 @@ class Samples:
             self._open -= 1
             known = self._known.get(name)
             if known and known.task is asyncio.current_task():  # else it was cancelled, and perhaps asked for again
-                known.finished = time.monotonic()
+                known.finished = self._clock.seconds
                 self.completions.add(name, failed)
 
     async def _answer(self, name: str, request: SampleRequest) -> SampleAnswer | WorkFailure:

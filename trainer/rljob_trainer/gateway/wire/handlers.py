@@ -233,6 +233,7 @@ class SamplingRoutes:
 
     async def result(self, client: str, name: str, seconds: float) -> web.Response:
         """Of a request for samples. Raises UnknownError."""
+        self._service.hear(client, session_of(name))
         answer = await self._samples.result(client, name, seconds)
         if answer is None:
             return bodies.again(name, "waiting for a server")
