@@ -9,8 +9,9 @@ from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway import service
 from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.wire.gateway import decode_result
-from rljob_trainer.wire.service import SaveState
+from rljob_trainer.wire.service import CreateModel, SaveState
 from trainer.gateway.test_routes import opened
+from trainer.gateway.world import files
 
 REFUSED: list[tuple[int, dict[str, Any], str]] = [
     (32, {}, "a service where that is 0 trains all parameters"),
@@ -53,6 +54,28 @@ async def test_models_that_failed_are_bounded_for_each_session(tmp_path: Path, m
         assert [answer.status for answer in make] == [200, 200, 429]
         assert (await desk.post("create_model", model_seq_id=1, **asked | unfit)).status == 200, "the same request"
         assert len(desk.service.books) == 3, "with the one that was there"
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["one gateway", "a gateway that was started again"])
+async def test_a_client_that_fetches_why_its_models_fail_may_make_further_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    monkeypatch.setattr(service, "MOST_FAILED", 2)
+    wrong = {"path": "tinker://nobody/weights/x", "optimizer": False}
+    async with opened(tmp_path) as desk:
+        for number in range(1, 8):
+            accepted = await desk.post("load_weights", session_id=desk.session, model_seq_id=number, **wrong)
+            assert accepted.status == 200, await accepted.text()
+            name = (await accepted.json())["request_id"]
+            found = await (await desk.post("retrieve_future", request_id=name)).json()
+            assert "there is no tinker://nobody" in found["error"] and found["category"] == "user"
+        kept = [f"{desk.session}:train:{number}" for number in (0, 6, 7)]
+        assert list(desk.service.books) == kept
+        assert sum(file.startswith("models/") for file in files(tmp_path)) == 3
+    if restarts:
+        again = service.GatewayService(desk.service.spec, tmp_path)
+        await again.create("anybody", CreateModel(model=f"{desk.session}:train:8", seq=0, rank=4, seed=1))
+        assert list(again.books) == [kept[0], kept[2], f"{desk.session}:train:8"]
 
 
 @pytest.mark.parametrize(

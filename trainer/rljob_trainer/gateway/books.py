@@ -33,7 +33,9 @@ class Book:
         self.not_before = self.pause = 0.0
         """Until when the ranks are not given it, by the monotonic clock, and for how long: they could not be given it before."""
         self.gone = False
-        """Whether its session has ended: what the ranks still do for it does not count."""
+        """Whether its session has ended, say: what the ranks still do for it does not count."""
+        self.failure_fetched = False
+        """Whether a client may have heard why the model has failed."""
 
     @staticmethod
     async def create(
@@ -63,7 +65,9 @@ class Book:
         line = _line(journal.records)
         line.presume_fetched(clock.seconds)
         journal.records.clear()
-        return Book(line, journal, clock)
+        book = Book(line, journal, clock)
+        book.failure_fetched = line.failed is not None  # nobody knows
+        return book
 
     async def ask(self, seq: int, entry: Asked) -> Novelty:
         """A client's request; `new` once it is on the disk."""
@@ -127,6 +131,8 @@ class Book:
                     await self._answered.setdefault(seq, asyncio.Event()).wait()
         if entry.result and entry.fetched is None:
             entry.fetched = self._clock.seconds
+        if not entry.result and self.line.failed:
+            self.failure_fetched = True
         return entry.result or self.line.failed
 
     async def remove(self, why: WorkFailure) -> None:

@@ -24,7 +24,7 @@ GRACE_SECONDS = 600.0
 """For this long a result can be fetched again."""
 MOST_SESSIONS = 10_000
 MOST_FAILED = 100
-"""Models of a session that have failed. They are kept until it ends, so that their client hears why."""
+"""Models of a session that have failed. They are kept, so that their client hears why; those that it has heard of make room for further ones."""
 KEPT_UNNAMED = 2
 """Snapshots of a whole model without a path: the newest one, and the one that a client may sample from while it makes that."""
 
@@ -89,13 +89,13 @@ class GatewayService:
         self, client: str, created: CreateModel, start: str = "", optimizer: bool = False, why: str = ""
     ) -> None:
         """A new model, which begins with the state that clients know as `start`, if that is given. A model that is there already is the same request.
-        `why`: it fails with this reason. Raises UnknownError for its session, BusyError where too many of its models have failed."""
+        `why`: it fails with this reason. Raises UnknownError for its session, BusyError where too many of its models have failed
+        of which it has not heard."""
         async with self._creating:  # a client that repeats its request may not wait for the answer
             session = session_of(created.model)
             self.hear(client, session)
             if created.model not in self.books:
-                if len(self._failed(session)) >= MOST_FAILED:
-                    raise BusyError(f"{MOST_FAILED} models of session {session} have failed; begin another session")
+                await self._limit_failed(session)
                 self.books[created.model] = await self._created(created, start, optimizer, why)
         self.desk.changed()
 
@@ -110,8 +110,17 @@ class GatewayService:
         path = self.files.journal(line.model)
         return await Book.create(path, line, first, self.claim.check, self.clock, failure)
 
-    def _failed(self, session: str) -> list[Book]:
-        return [b for b in self.books.values() if b.line.failed and session_of(b.line.model) == session]
+    async def _limit_failed(self, session: str) -> None:
+        """Forget the oldest of a session's models that have failed, where they are many. Raises BusyError: the client has heard of none of them."""
+        failed = [b for b in self.books.values() if b.line.failed and session_of(b.line.model) == session]
+        if len(failed) < MOST_FAILED:
+            return
+        heard = [book.line.model for book in failed if book.failure_fetched]
+        if not heard:
+            raise BusyError(
+                f"{MOST_FAILED} models of session {session} have failed; fetch why, or begin another session"
+            )
+        await self._forget(heard[0], "it has failed, and so have many after it")
 
     def _no_room(self, client: str) -> str | None:
         """Why this client gets no further model."""
@@ -274,10 +283,13 @@ class GatewayService:
             await self.sampling.end(session)
         await self._remove_unused(*gone)
         for model in [m for m in self.books if session_of(m) == session]:
-            book = self.books.pop(model)
-            self.desk.drop(model)
-            await book.remove(WorkFailure(message="the session has ended"))
-            await self._remove_unused(*book.line.directories)
+            await self._forget(model, "the session has ended")
+
+    async def _forget(self, model: str, why: str) -> None:
+        book = self.books.pop(model)
+        self.desk.drop(model)
+        await book.remove(WorkFailure(message=why))
+        await self._remove_unused(*book.line.directories)
 
     async def _remove_unused(self, *directories: str) -> None:
         """Delete what no name, no sampler and no model needs any more, as soon as nobody reads it."""
