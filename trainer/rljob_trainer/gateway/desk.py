@@ -169,9 +169,8 @@ class Desk:
 
     async def _of_clients(self, draining: bool) -> Piece | None:
         found = [(book, await self._of(book, draining)) for book in self._clients.living()]
-        living = set(
-            self._clients.living()
-        )  # now: sessions may have ended, and models failed, while journals were written
+        # Sessions may have ended, and models failed, while journals were written
+        living = set(self._clients.living())
         ready = [(book, piece) for book, piece in found if piece and book in living and not book.line.failed]
         pieces = {book.line.model: piece for book, piece in ready}
         chosen = self._turns.choose({book.line.model: self._clients.owner(book) for book, _ in ready})
