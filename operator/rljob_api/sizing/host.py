@@ -10,10 +10,9 @@ pages of files.
 from dataclasses import dataclass
 
 from rljob_api import names
-from rljob_api.sizing import guessing
 from rljob_api.sizing.layout import Layout, servers_per_pod
 from rljob_api.sizing.shape import BYTES, Shape
-from rljob_api.sizing.stage import FLOAT, Stage, own_parameters, shares, stages
+from rljob_api.sizing.stage import FLOAT, Stage, own_parameters, saved_draft, shares, stages
 from rljob_api.spec import RLJobSpec
 
 PROCESSES = 6.5 * 2**30
@@ -62,7 +61,7 @@ def _clients(spec: RLJobSpec, stage: Stage) -> float:
 def _of_checkpoint(spec: RLJobSpec, shape: Shape, every: list[Stage]) -> float:
     """Bytes that all ranks of a pod copy for one."""
     of_ranks = spec.trainer.processes_per_node * max(_written(spec, stage) for stage in every)
-    return of_ranks + 3 * FLOAT * guessing.draft(spec, shape)
+    return of_ranks + saved_draft(spec, shape)
 
 
 def _written(spec: RLJobSpec, stage: Stage) -> float:

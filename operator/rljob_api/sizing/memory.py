@@ -119,19 +119,17 @@ def trainer_memory(spec: RLJobSpec, shape: Shape) -> TrainerMemory:
 def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
     """Memory of another model's gang, if that model has as many parameters as the policy. A critic learns; the others run forward passes, one layer
     after another. Only the reference has logits."""
-    lay, needs = Layout.of(spec, role), []
+    lay, own, needs = Layout.of(spec, role), spec_of_gang(spec, role), []
     for share in fullest(spec, shape, role):
         forward, activations, logits = passes(spec, shape, share, role)
-        adam = spec_of_gang(spec, role).train.optimizer
-        n = trained_network(spec, lay, adam, 0.0, *own_parameters(shape, lay, share))
+        n = trained_network(spec, lay, own.train.optimizer, 0.0, *own_parameters(shape, lay, share))
         if role == names.ROLE_CRITIC:
             needs.append(TrainerMemory(n.parameters, n.gradients, n.optimizer, activations, 0.0, 0.0))
         else:
             needs.append(
                 TrainerMemory(n.parameters, 0.0, 0.0, forward, logits if role == names.ROLE_REFERENCE else 0.0, 0.0)
             )
-    outside = TRAINER_OVERHEAD if spec.trainer.device == "gpu" else 0.0
-    return replace(max(needs, key=lambda m: m.total), outside=outside)
+    return replace(max(needs, key=lambda m: m.total), outside=outside_tensors(own))
 
 
 def _at_most(spec: RLJobSpec, stage: Stage) -> TrainerMemory:

@@ -311,6 +311,11 @@ def trained_network(
     return ModelBytes(frozen + width * own, FLOAT * own, states, Offload())
 
 
+def saved_draft(spec: RLJobSpec, shape: Shape) -> float:
+    """Bytes of a draft in a checkpoint: weights and both moments, in float32; 0: none is trained."""
+    return 3 * FLOAT * guessing.draft(spec, shape)
+
+
 def _states(adam: Optimizer, width: int) -> int:
     """Bytes of a parameter's moments and, below float32, its main weight."""
     return adam.moments_bytes + (FLOAT if width < FLOAT else 0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rljob_api.sizing import guessing
 from rljob_api.sizing.shape import BYTES, Shape
-from rljob_api.sizing.stage import FLOAT
+from rljob_api.sizing.stage import FLOAT, saved_draft
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.train import Optimizer
 
@@ -31,12 +31,11 @@ class VolumeSpace:
 
 def volume_space(spec: RLJobSpec, shape: Shape) -> VolumeSpace:
     c, width = spec.checkpoint, BYTES[spec.model.dtype]
-    of_draft = 3 * FLOAT * guessing.draft(spec, shape)
     of_critic = _saved(spec.critic.optimizer, width) * _scoring(shape) if spec.critic else 0
     written = not spec.evaluation.only and spec.task != "service"
     exported = _learnt(spec, shape) if spec.task == "service" else _policy(spec, shape)
     return VolumeSpace(
-        checkpoint=_saved(spec.train.optimizer, width) * _learnt(spec, shape) + of_critic + of_draft,
+        checkpoint=_saved(spec.train.optimizer, width) * _learnt(spec, shape) + of_critic + saved_draft(spec, shape),
         checkpoints=min(c.keep_last + 1, _saves(spec)) if written else 0,
         export=width * exported + guessing.draft_bytes(spec, shape),
         exports=int(c.export_hugging_face) + (c.keep_exports + 1 if c.export_every_steps else 0) if written else 0,

@@ -38,14 +38,13 @@ class Optimizer(Model):
     """Added to the root of the second moment."""
     moments_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which both moments are kept. `bfloat16`, for steps on the host (`offload.update`), takes 4 bytes per parameter less."""
+    clip_grad: NonNegativeFloat = 1.0
+    """Largest global norm of the gradient; 0 does not clip."""
 
     @property
     def moments_bytes(self) -> int:
         """Of a parameter."""
         return 8 if self.moments_dtype == "float32" else 4
-
-    clip_grad: NonNegativeFloat = 1.0
-    """Largest global norm of the gradient; 0 does not clip."""
 
 
 class BatchRecording(Model):

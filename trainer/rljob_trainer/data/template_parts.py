@@ -46,6 +46,8 @@ def require_written(
 def unsaid_before_calls(tokenizer: Tokenizer, messages: Messages, tools: object, arguments: Mapping[str, Any]) -> str:
     """What to say where the template leaves out what the assistant says in a turn that also calls functions; empty: nothing. Such rows are learnt:
     servers with this template show such turns in the same way."""
+    if not any(message.get("tool_calls") for message in messages):  # as most rows
+        return ""
     shapes = _shapes(messages)
     if any(map(_speaks_and_calls, shapes)) and _is_unsaid(tokenizer, shapes, bool(tools), _as_json(arguments)):
         return UNSAID
