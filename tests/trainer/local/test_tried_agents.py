@@ -68,7 +68,7 @@ async def rollout(prompt, policy, row):
     turn = await policy.generate([*prompt.tokens, *await policy.encode(turn.text)])
     return Trajectory(turn.whole)
 """
-"""Goes on behind the text of its first turn, which lacks the end of the turn."""
+"""Continues after the text of its first turn, which lacks the end of the turn."""
 KEPT = "return Trajectory(turn.whole, reward=0.5)"
 
 

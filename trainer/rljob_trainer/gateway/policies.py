@@ -148,8 +148,7 @@ class ServedPolicies:
         return bool(self._lacking())
 
     def next_update(self) -> ServePolicy:
-        """The update that is due, which the ranks make now. `served`, `postponed` or `refuse` follows, or ranks of another
-        attempt do."""
+        """The update that is due, which the ranks make now. `served`, `postponed` or `refuse` follows, or ranks of another attempt do."""
         policy, lacking = self._wanted, self._lacking()
         assert policy is not None, "an update is due"
         for endpoint in lacking:

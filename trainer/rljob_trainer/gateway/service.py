@@ -89,8 +89,8 @@ class GatewayService:
         self, client: str, created: CreateModel, start: str = "", optimizer: bool = False, why: str = ""
     ) -> None:
         """A new model, which begins with the state that clients know as `start`, if that is given. A model that is there already is the same request.
-        `why`: it fails with this reason. Raises UnknownError for its session, BusyError where too many of its models have failed
-        of which it has not heard."""
+        `why`: it fails with this reason. Raises UnknownError for its session, BusyError where too many of its models have failed of which it has not
+        heard."""
         async with self._creating:  # a client that repeats its request may not wait for the answer
             session = session_of(created.model)
             self.hear(client, session)
