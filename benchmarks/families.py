@@ -160,9 +160,9 @@ def arguments(options: argparse.Namespace) -> dict[str, Any]:
     """A server's."""
     if options.device == "cpu":
         return {}
-    alone = {"gpu-memory-utilization": SHARE}
-    shared = jobs.shared_gpu(round(SHARE / options.jobs, 2), CACHE_GIB) | {"enforce-eager": True}
-    return (shared if options.jobs > 1 else alone) | {"gdn-prefill-backend": "triton"}  # as the rules want it
+    shared = jobs.shared_gpu(round(SHARE / options.jobs, 2), CACHE_GIB)  # by the jobs of a queue, too
+    eager = {"enforce-eager": True} if options.jobs > 1 else {}
+    return shared | eager | {"gdn-prefill-backend": "triton"}  # as the rules want it
 
 
 if __name__ == "__main__":

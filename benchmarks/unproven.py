@@ -1,4 +1,4 @@
-"""`python -m rljob_trainer` without the rules that a family generates, and that `rollout.exact` and drafts that learn are offered, only where it is
+"""`python -m rljob_trainer` without the rules that a family generates, and that `rollout.exact` is offered, only where it is
 proven: for benchmarks that are to prove it on a GPU.
 
     python -m benchmarks.unproven run MANIFEST

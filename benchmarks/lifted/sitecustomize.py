@@ -1,14 +1,14 @@
-"""Python runs this in every process with the directory on PYTHONPATH: all families train and generate on every device there, also exactly and
-with a draft that learns."""
+"""Python runs this in every process with the directory on PYTHONPATH: all families train and generate on every device there, also
+exactly."""
 
 from contextlib import suppress
 from dataclasses import replace
 
 with suppress(ImportError):  # another Python, without the product
     from rljob_api.families import FAMILIES
-    from rljob_api.rules import exact, served_model, speculation
+    from rljob_api.rules import exact, served_model
 
-    speculation.LEARNT_ON = served_model.SHARED_INDEXERS_ON = ("cpu", "gpu")
+    served_model.SHARED_INDEXERS_ON = ("cpu", "gpu")
     exact.FAMILIES["gpu"] = exact.FAMILIES["cpu"]
     exact.unshown_on_gpus = lambda spec: iter(())
     for name, family in FAMILIES.items():

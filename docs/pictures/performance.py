@@ -11,8 +11,7 @@ from docs.pictures.svg import Canvas
 
 RUNS = Path(__file__).parents[2] / "benchmarks/runs"
 SITTINGS = (
-    ("Qwen2.5-1.5B, one H100", "step-1.5b-h100.jsonl", "CC"),
-    ("Qwen2.5-1.5B, one H100, two jobs on the host", "step-1.5b-h100.jsonl", "BB1"),
+    ("Qwen2.5-1.5B, one H200", "step-1.5b-h200.jsonl", "MM"),
     ("Qwen2.5-7B, two H200", "step-7b-h200.jsonl", "Z1"),
 )
 """What ran, the file that has it, and the stay on one machine, in which every program ran."""
@@ -24,7 +23,7 @@ PHASES = (
     ("rest", "line", "the rest"),
 )
 """Key, colour, meaning, in the order of a step."""
-WIDTH, LEFT, SCALE, BAR = 960, 180, 9.8, 26
+WIDTH, LEFT, SCALE, BAR = 960, 180, 9, 26
 """`SCALE`: pixels of a second; `BAR`: height."""
 
 
@@ -35,8 +34,6 @@ class Step:
     program: str
     tokens_per_s: float
     phases: dict[str, float]
-    requests_at_a_time: int = 0
-    """That its server was limited to, fewer than responses of a step; 0: it was not, so that whole steps may be compared."""
 
     @property
     def seconds(self) -> float:
@@ -59,7 +56,7 @@ def _step(row: dict[str, Any]) -> Step:
     phases["rest"] = median(step["seconds"] for step in later) - sum(phases.values())
     program = "RLJob" if row["program"] == "rljob" else f"{row['program']}, {row['backend']}"
     tokens = median(step["tokens_per_s"] for step in later)
-    return Step(program, tokens, phases, row.get("requests_at_a_time", 0))
+    return Step(program, tokens, phases)
 
 
 def draw(theme: dict[str, str]) -> Canvas:
@@ -85,10 +82,7 @@ def _bar(c: Canvas, y: float, step: Step, first: Step) -> None:
         width = SCALE * step.phases[key]
         c.box(x, y, max(width, 0.5), BAR, colour, radius=2)
         x += width
-    if step.requests_at_a_time:
-        against = f", {step.requests_at_a_time} at a time"
-    else:
-        against = "" if step is first else f", {step.seconds / first.seconds:.1f} times as long"
+    against = "" if step is first else f", {step.seconds / first.seconds:.1f} times as long"
     c.text(x + 10, y + 18, f"{step.seconds:.1f} s{against}", 13, bold=step is first)
 
 

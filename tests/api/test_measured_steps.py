@@ -20,9 +20,9 @@ from rljob_api.sizing.training import Machine
 from rljob_api.spec import RLJobSpec
 
 RUNS = Path(__file__).parents[2] / "benchmarks/runs"
-JOBS = ("step-1.5b-h100", "step-7b-h200", "step-30b-h200", "exact-h200")
-BUSY = ("exact-h200",)
-"""Of machines on which several jobs ran at a time. Generation depends on their processors."""
+JOBS = ("step-1.5b-h100", "step-1.5b-h200", "step-7b-h200", "step-30b-h200", "exact-h200")
+BUSY = ("exact-h200", "step-1.5b-h200")
+"""Of machines with slow processors, or on which several jobs ran at a time. Generation depends on these."""
 PROMPT = 100
 """Tokens of a prompt in a packed batch."""
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.families import FAMILIES, family_of
-from rljob_api.family import DeviceType
 from rljob_api.rules.engine import COLOCATED, Check, Rule, Violation, field, present
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Speculation
@@ -15,8 +14,6 @@ SPECULATION = "rollout.speculation"
 METHOD = field(f"{SPECULATION}.method")
 DRAFT = present(f"{SPECULATION}.draft")
 TRAINED = "model.multiTokenPrediction"
-LEARNT_ON: tuple[DeviceType, ...] = ("cpu",)
-"""On which a draft was trained in whole jobs."""
 
 WITHOUT = {
     "recorded batches are replayed, and nothing is generated": present("train.batches.replay"),
@@ -91,7 +88,6 @@ def _unlearnt(spec: RLJobSpec, speculation: Speculation) -> Iterator[tuple[bool,
     yield cut.pipeline > 1, "a draft is proven to be trained where each rank has all layers only"
     yield cut.context > 1, "a draft is proven to be trained where each rank has whole samples only"
     yield spec.rollout.tensor_parallel > 1, f"servers on several devices {kept}"
-    yield spec.trainer.device not in LEARNT_ON, f"servers on GPUs {kept}"
 
 
 def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
