@@ -1,10 +1,11 @@
 """What a loop of one's own costs: the same work by the built-in loop and by a script of the official SDK, on this machine.
 
-    python -m benchmarks.service [SEEDS] [--rounds 2] [--sync merged] [--steps 20] [--prompts 16] [--samples 16]
+    python -m benchmarks.service [SEEDS] [--device cpu] [--rounds 2] [--sync merged] [--steps 20] [--prompts 16] [--samples 16]
 
 Both learn the arithmetic example by GRPO with adapters of rank 16, one trainer, one server, and no overlap of sampling and training. They take turns:
 one after the other in the first round, in the other order in the next one, and so on, each time from the beginning, so that what else the machine
-does falls on both. The server of the built-in loop gets whole models, and with `--sync adapters` adapters alone, as a service's server does.
+does falls on both. On GPUs the model has 126 M parameters, and trainer and server have a GPU each. The server of the built-in loop gets whole
+models, and with `--sync adapters` adapters alone, as a service's server does.
 
 Prints for each run the median seconds of a step after the first three, tokens per second, the mean reward of the first and last five steps, and the
 machine's load; and for each seed the ratio of the tokens per second, of all rounds and of each. The seconds of the script are those of its calls:
@@ -33,17 +34,29 @@ import yaml
 from transformers import AutoTokenizer
 
 from benchmarks.learning import call
-from e2e.job import EXAMPLES, example, series
+from e2e.job import EXAMPLES, example, merge, series
 
 SKIPPED = 3
 """Steps in which processes still warm up."""
 RANK, LEARNING_RATE = 16, 2e-3
+SECTIONS: dict[str, dict[str, Any]] = {
+    "cpu": {},
+    "gpu": {
+        "model": {"dtype": "bfloat16"},
+        "trainer": {"device": "gpu"},
+        "rollout": {"vllmArgs": {"gpu-memory-utilization": 0.3}},
+    },
+}
+"""Of both manifests, by device."""
+ARCHITECTURES = {"cpu": "qwen2", "gpu": "qwen2_large"}
+"""Of examples/arithmetic/prepare.py."""
 SECONDS = 900
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.service")
     parser.add_argument("seeds", type=int, nargs="?", default=1)
+    parser.add_argument("--device", choices=[*SECTIONS], default="cpu")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--sync", choices=("merged", "adapters"), default="merged")
     parser.add_argument("--steps", type=int, default=20)
@@ -53,7 +66,9 @@ def main() -> None:
     for seed in range(options.seeds):
         with tempfile.TemporaryDirectory() as scratch:
             data = Path(scratch) / "data"
-            call(str(EXAMPLES / "arithmetic" / "prepare.py"), str(data), "--seed", str(seed))
+            made = ["--seed", str(seed), "--architecture", ARCHITECTURES[options.device]]
+            made += ["--set", f"trainer.device={options.device}"]
+            call(str(EXAMPLES / "arithmetic" / "prepare.py"), str(data), *made)
             compare(data, options, seed)
 
 
@@ -106,6 +121,7 @@ def built_in(data: Path, options: argparse.Namespace, seed: int) -> dict[str, li
         rollout={"replicas": 1},
         checkpoint={"everySteps": options.steps},
     )
+    manifest["spec"] = merge(manifest["spec"], SECTIONS[options.device])
     file = data / "built-in.yaml"
     file.write_text(yaml.safe_dump(manifest))
     call("-m", "rljob_trainer", "run", str(file), "--mount", f"/data={data}")
@@ -124,6 +140,7 @@ def built_in(data: Path, options: argparse.Namespace, seed: int) -> dict[str, li
 
 def by_script(data: Path, options: argparse.Namespace, seed: int) -> dict[str, list[float]]:
     service = yaml.safe_load((EXAMPLES / "service/service.yaml").read_text())
+    service["spec"] = merge(service["spec"], SECTIONS[options.device])
     with serving(service, data) as url:
         return Loop(url, data, options, seed).run()
 
