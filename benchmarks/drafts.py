@@ -9,6 +9,7 @@ accepted guesses of another policy, or had another draft than it was sent, would
 """
 
 import argparse
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -77,7 +78,7 @@ def job(options: argparse.Namespace, model: Path, draft: Path) -> dict[str, Any]
             "steps": options.steps + 1,
             "promptsPerStep": options.prompts,
             "samplesPerPrompt": step.SAMPLES,
-            "miniBatches": min(4, options.prompts),
+            "miniBatches": math.gcd(4, options.prompts),
         },
         "trainer": {"device": options.device, "processesPerNode": 1},
         "rollout": {

@@ -17,7 +17,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from statistics import fmean, median
 
-from benchmarks.load import Object, Reports, job, together
+from benchmarks.load import SPREAD_SECONDS, Object, Reports, job, together
 from benchmarks.scale import Bench, spent
 from e2e.cluster.binaries import KWOK, build, is_built
 from e2e.cluster.steps import REPOSITORY
@@ -93,13 +93,9 @@ class Load:
         return sum(reports.written for reports in self._reports)
 
     async def beat_for(self, seconds: float) -> None:
-        """Evenly: jobs began at different moments."""
-        apart = 13 / STEP / len(self._reports)
-        beats = []
-        for reports in self._reports:
-            beats.append(asyncio.ensure_future(reports.beat_for(seconds)))
-            await asyncio.sleep(apart)
-        await asyncio.gather(*beats)
+        """Those of each namespace between those of the others: jobs began at different moments."""
+        apart = SPREAD_SECONDS / self._jobs
+        await asyncio.gather(*(reports.beat_for(seconds, i * apart) for i, reports in enumerate(self._reports)))
 
     async def grow(self, jobs: int) -> None:
         """Until there are so many."""

@@ -12,6 +12,8 @@ from rljob_operator.kube.client import KubernetesApi
 Object = dict[str, Any]
 AT_ONCE = 50
 """Requests that are under way together."""
+BEAT_SECONDS, SPREAD_SECONDS = 15.0, 13.0
+"""Between two heartbeats of a job, and over which those of all jobs are spread."""
 
 
 class Reports:
@@ -55,17 +57,19 @@ class Reports:
             await self._write(report)
             self._running |= {control.name: report} if progress else {}
 
-    async def beat_for(self, seconds: float) -> None:
+    async def beat_for(self, seconds: float, later: float = 0.0) -> None:
+        """`later`: seconds until the first one."""
+        await asyncio.sleep(later)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._beat += 1
-            round_ends = time.monotonic() + 15
+            round_ends = time.monotonic() + BEAT_SECONDS
             for report in list(self._running.values()):
                 assert report.progress
                 progress = report.progress.model_copy(update={"heartbeat": self._beat, "step": 1 + self._beat})
                 await self._write(report.model_copy(update={"progress": progress}))
                 self.written += 1
-                await asyncio.sleep(13 / len(self._running))
+                await asyncio.sleep(SPREAD_SECONDS / len(self._running))
             await asyncio.sleep(max(0.0, round_ends - time.monotonic()))
 
     async def _write(self, report: Report) -> None:

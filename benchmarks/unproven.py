@@ -1,5 +1,5 @@
-"""`python -m rljob_trainer` without the rules that a family generates, and that `rollout.exact` is offered, only where it is
-proven: for benchmarks that are to prove it on a GPU.
+"""`python -m rljob_trainer` without the rules that a family generates, and that `rollout.exact` is offered, only where it is proven:
+for benchmarks that are to prove it on a GPU.
 
     python -m benchmarks.unproven run MANIFEST
 

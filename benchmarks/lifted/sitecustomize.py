@@ -1,5 +1,4 @@
-"""Python runs this in every process with the directory on PYTHONPATH: all families train and generate on every device there, also
-exactly."""
+"""Python runs this in every process with the directory on PYTHONPATH: all families train and generate on every device there, also exactly."""
 
 from contextlib import suppress
 from dataclasses import replace

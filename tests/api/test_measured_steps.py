@@ -21,7 +21,7 @@ from rljob_api.spec import RLJobSpec
 
 RUNS = Path(__file__).parents[2] / "benchmarks/runs"
 JOBS = ("step-1.5b-h100", "step-1.5b-h200", "step-7b-h200", "step-30b-h200", "exact-h200")
-BUSY = ("exact-h200", "step-1.5b-h200")
+SLOW_HOSTS = ("exact-h200", "step-1.5b-h200")
 """Of machines with slow processors, or on which several jobs ran at a time. Generation depends on these."""
 PROMPT = 100
 """Tokens of a prompt in a packed batch."""
@@ -50,7 +50,7 @@ def measured() -> list[Measured]:
 def of_job(file: str, row: dict[str, Any]) -> Measured:
     """The median of its steps behind the first."""
     later = [found for number, found in row["steps"].items() if number != "1"]
-    generate = None if file in BUSY else statistics.median(found["generate"] for found in later)
+    generate = None if file in SLOW_HOSTS else statistics.median(found["generate"] for found in later)
     card = row.get("card", file.rpartition("-")[2]).lower()
     return of_row(row | {"card": card}, statistics.median(found["train"] for found in later), generate)
 

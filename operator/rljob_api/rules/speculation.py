@@ -82,12 +82,13 @@ def learning_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def _unlearnt(spec: RLJobSpec, speculation: Speculation) -> Iterator[tuple[bool, str]]:
     """What a draft is not trained with, and whether a job needs it."""
-    cut, kept = spec.trainer.parallelism, "are proven to keep the draft that they began with only"
+    cut = spec.trainer.parallelism
+    kept = "servers on several devices are proven to keep the draft that they began with only"
     yield speculation.method != "eagle3", f"spec.{SPECULATION}.method {speculation.method} guesses without a draft"
     yield spec.model.lora is not None, "a draft is proven to be trained with policies that are trained whole only"
     yield cut.pipeline > 1, "a draft is proven to be trained where each rank has all layers only"
     yield cut.context > 1, "a draft is proven to be trained where each rank has whole samples only"
-    yield spec.rollout.tensor_parallel > 1, f"servers on several devices {kept}"
+    yield spec.rollout.tensor_parallel > 1, kept
 
 
 def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
