@@ -23,6 +23,8 @@ from trainer.drafts import make_draft
 from trainer.server import models, test_speculation
 
 LAYERS_READ = 3
+POLICY_RATE = 1e-9
+"""Of learning. So steep a policy ends its responses at other lengths after a few steps with 1e-6, and runs could not be compared."""
 MORE = (
     "rollout/acceptance_length",
     "train/draft_accuracy",
@@ -79,6 +81,7 @@ def job(options: argparse.Namespace, model: Path, draft: Path) -> dict[str, Any]
             "promptsPerStep": options.prompts,
             "samplesPerPrompt": step.SAMPLES,
             "miniBatches": math.gcd(4, options.prompts),
+            "optimizer": {"learningRate": POLICY_RATE},
         },
         "trainer": {"device": options.device, "processesPerNode": 1},
         "rollout": {

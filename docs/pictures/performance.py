@@ -12,6 +12,7 @@ from docs.pictures.svg import Canvas
 RUNS = Path(__file__).parents[2] / "benchmarks/runs"
 SITTINGS = (
     ("Qwen2.5-1.5B, one H200", "step-1.5b-h200.jsonl", "MM"),
+    ("Qwen2.5-1.5B, another H200, slower host", "step-1.5b-h200.jsonl", "NN"),
     ("Qwen2.5-7B, two H200", "step-7b-h200.jsonl", "Z1"),
 )
 """What ran, the file that has it, and the stay on one machine, in which every program ran."""
@@ -23,7 +24,7 @@ PHASES = (
     ("rest", "line", "the rest"),
 )
 """Key, colour, meaning, in the order of a step."""
-WIDTH, LEFT, SCALE, BAR = 960, 180, 9, 26
+WIDTH, LEFT, SCALE, BAR = 960, 180, 7, 26
 """`SCALE`: pixels of a second; `BAR`: height."""
 
 
