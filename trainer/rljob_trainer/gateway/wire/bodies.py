@@ -9,6 +9,7 @@ import numpy as np
 from aiohttp import web
 from google.protobuf.message import DecodeError
 
+from rljob_trainer.gateway.wire.fields import varint
 from rljob_trainer.gateway.wire.messages import DTYPES, FLOAT32, LENGTH, MESSAGES, NO_TOKEN, STOP
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.gateway import decode_result
@@ -54,8 +55,8 @@ class Pass:
 def beginning(body: bytes) -> tuple[str, int]:
     """Model and number of a pass, of whose body only the beginning is there: these two come first. Raises ValueError."""
     try:
-        length, start = _varint(body, 1)
-        number, _ = _varint(body, start + length + 1)
+        length, start = varint(body, 1)
+        number, _ = varint(body, start + length + 1)
         first, second = body[0], body[start + length]
     except IndexError:
         raise ValueError("the body ends before its seq_id") from None
@@ -86,14 +87,6 @@ def _add(output: Any, log_probs: list[Array], trailing: tuple[int, ...]) -> None
     field.data, field.dtype = b"".join(values.tobytes() for values in log_probs), FLOAT32
     field.offsets = np.cumsum([0, *(values.nbytes for values in log_probs)]).astype("<i8").tobytes()
     field.trailing_shape.extend(trailing)
-
-
-def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """A number of protobuf's, and where it ends. Raises IndexError."""
-    value = shift = 0
-    while body[at] & 0x80:
-        value, shift, at = value | (body[at] & 0x7F) << shift, shift + 7, at + 1
-    return value | body[at] << shift, at + 1
 
 
 def _config(message: Any) -> dict[str, float]:

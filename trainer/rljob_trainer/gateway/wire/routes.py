@@ -22,6 +22,7 @@ from rljob_trainer.gateway.wire.bodies import Pass, beginning
 from rljob_trainer.gateway.wire.content import PLAIN, SMALL, received
 from rljob_trainer.gateway.wire.creation import NOTICE, creation, other_base, why_not
 from rljob_trainer.gateway.wire.downloads import Downloads
+from rljob_trainer.gateway.wire.fields import MOST_FIELDS, count_fields
 from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes, of_rank
 from rljob_trainer.gateway.wire.requests import (
     EXTERNAL_WEIGHTS,
@@ -227,8 +228,9 @@ class Routes:
 
     async def _pass(self, client: str, body: bytes, size: int) -> RouteAnswer:
         """`body`: the beginning, if it is too large."""
-        if size > LARGEST_BODY:
-            return await self._ask(client, WorkFailure(message=_too_large(size)), *beginning(body))
+        why = _too_large(size) if size > LARGEST_BODY else await asyncio.to_thread(_too_many, body)
+        if why:
+            return await self._ask(client, WorkFailure(message=why), *beginning(body))
         asked = Pass(body)
         try:
             piece: work.ModelWork | WorkFailure = await asyncio.to_thread(asked.work, self._spec.max_tokens)
@@ -331,6 +333,13 @@ def _too_large(size: int) -> str:
         f"this call has at least {size} bytes, and {LARGEST_BODY} is the most. Clients make one call of several data when these are small: a datum "
         f"of its own is too large, so cut its sequence, or give it fewer targets for each token"
     )
+
+
+def _too_many(body: bytes) -> str:
+    """Why a pass is not read; empty: it is."""
+    if count_fields(body, "ForwardBackwardRequest") <= MOST_FIELDS:
+        return ""
+    return f"this call has more than {MOST_FIELDS} fields of data and tensors: make several calls, or fewer chunks of each datum"
 
 
 def _future(model: str, seq: int) -> RouteAnswer:
