@@ -1,16 +1,18 @@
 """Bodies that clients have compressed: what is read of them, and how much."""
 
+import asyncio
 import gzip
 import json
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import zstandard
 from tinker.proto import tinker_public_pb2 as sdk
 
-from rljob_trainer.gateway.wire import routes
+from rljob_trainer.gateway import clients
+from rljob_trainer.gateway.wire import content, routes
 from rljob_trainer.gateway.wire.content import Received
 from trainer.gateway.test_routes import Desk, opened
 
@@ -109,3 +111,20 @@ async def test_what_a_body_is_decompressed_to_counts_as_its_clients_memory(
         assert len(does_not) < 1000
         assert (await desk.bytes("forward_backward", does_not, "zstd")).status == 429
         assert (await desk.bytes("forward_backward", fits, "zstd")).status == 200
+
+
+@pytest.mark.parametrize("path", ["forward_backward", "asample", "optim_step"])
+async def test_a_body_of_a_client_that_has_vanished_gives_back_its_room(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(clients, "MOST_OF_CLIENT", 10_000)
+
+    async def vanishing() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.sleep(60)
+
+    async with opened(tmp_path) as desk:
+        lost = await desk.streamed(path, vanishing(), 9_000)
+        assert lost.status == 408 and "has not come within" in await lost.text()
+        assert (await desk.bytes("forward_backward", body_of(desk, 1, tokens=1000))).status == 200

@@ -51,6 +51,10 @@ class Desk:
     async def bytes(self, path: str, body: bytes, encoding: str = "identity") -> ClientResponse:
         return await self._client.post(API + path, data=body, headers={"Content-Encoding": encoding})
 
+    async def streamed(self, path: str, body: AsyncIterator[bytes], size: int) -> ClientResponse:
+        """`size`: what the body is said to have."""
+        return await self._client.post(API + path, data=body, headers={"Content-Length": str(size)})
+
     async def listed(self, path: str, client: str = "anybody", status: int = 200) -> Any:
         """A list, as a client gets it."""
         answer = await self._client.get(API + path, headers={"X-API-Key": f"tml-{client}"})

@@ -4,6 +4,8 @@ A body of some kilobytes can stand for any number of bytes, so no more of it is 
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,6 +17,8 @@ MOST_READ = 2**31
 """Bytes of a body that are read, and dropped, to answer that it is too large: protobuf's own limit."""
 SMALL = 2**14
 """Bytes of a body that are decompressed in the event loop."""
+READ_SECONDS = 120.0
+"""For which a body may come in: memory is kept for it from its beginning, also where its client has vanished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +50,40 @@ def encoding_of(request: web.Request) -> str:
 
 
 async def received(request: web.Request, most: int) -> Received:
-    """The body, of which `most` bytes are kept. Raises HTTPUnsupportedMediaType, HTTPRequestEntityTooLarge."""
+    """The body, of which `most` bytes are kept. Raises HTTPUnsupportedMediaType, HTTPRequestEntityTooLarge, HTTPRequestTimeout."""
     encoding, parts, size = encoding_of(request), list[bytes](), 0
-    async for part in request.content.iter_any():
-        if size < most:
-            parts.append(part)
-        size += len(part)
-        if size > MOST_READ:
-            raise web.HTTPRequestEntityTooLarge(MOST_READ, size)
+    async with _in_time():
+        async for part in request.content.iter_any():
+            if size < most:
+                parts.append(part)
+            size += len(part)
+            if size > MOST_READ:
+                raise web.HTTPRequestEntityTooLarge(MOST_READ, size)
     return Received(b"".join(parts)[:most], size, encoding)
 
 
 async def whole(request: web.Request, most: int) -> bytes:
-    """The body, decompressed. Raises ValueError, also when it has more than `most` bytes; HTTPUnsupportedMediaType."""
+    """The body, decompressed. Raises ValueError, also when it has more than `most` bytes; HTTPUnsupportedMediaType,
+    HTTPRequestTimeout."""
     encoding, body = encoding_of(request), bytearray()
-    async for part in request.content.iter_any():
-        body += part
-        if len(body) > most:
-            break
+    async with _in_time():
+        async for part in request.content.iter_any():
+            body += part
+            if len(body) > most:
+                break
     plain = await Received(bytes(body), len(body), encoding).plain(most + 1)
     if len(plain) > most:
         raise ValueError(f"the body has more than {most} bytes, which is the most that this call can have")
     return plain
+
+
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            yield
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body has not come within {READ_SECONDS:g} s") from None
 
 
 def _decompressed(body: bytes, encoding: str, most: int) -> bytes:
