@@ -2,6 +2,10 @@
 // clouds and tracers, which a local cluster does not need and would wait for while they compile.
 package main
 
+// Names are looked up without the C library, which cannot do it where it is linked into a program.
+//
+//go:debug netdns=go
+
 import (
 	"github.com/coredns/coredns/core/dnsserver"
 	"github.com/coredns/coredns/coremain"
