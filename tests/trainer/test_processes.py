@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
-from rljob_trainer.processes import FAMILY, ProcessTree, children, start_piped
+from rljob_trainer import processes
+from rljob_trainer.processes import FAMILY, ProcessTable, ProcessTree, children, start_piped
 
 PR_SET_NAME = 15
 """linux/prctl.h"""
@@ -52,6 +54,23 @@ def test_a_family_knows_its_daemons_and_ends_them() -> None:
         family.kill()
         assert family.members() == {}
         assert not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE
+
+
+def test_those_who_look_at_processes_at_about_the_same_time_share_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, every, table = [], processes._processes, ProcessTable()
+
+    def noted() -> list[int]:
+        looks.append(time.monotonic())
+        return every()
+
+    monkeypatch.setattr(processes, "_processes", noted)
+    with ThreadPoolExecutor(8) as pool:
+        seen = list(pool.map(lambda _: table.living(60), range(8)))
+    assert len(looks) == 1 and all(os.getpid() in living for living in seen)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid not in table.living(60), "it is newer than what is shared"
+        assert table.living(0)[child.pid].parent == os.getpid()
+        child.kill()
 
 
 TITLED = """

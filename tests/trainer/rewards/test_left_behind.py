@@ -1,11 +1,15 @@
 """What a user's function leaves behind: daemons, which are nobody's children, do not become more and more, and end with the job."""
 
+import asyncio
+import threading
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
 
 from rljob_api.spec.model import PythonReward, RewardSpec
+from rljob_trainer import processes
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
 from rljob_trainer.workers import process
@@ -70,10 +74,11 @@ async def test_daemons_of_a_function_are_ended_when_they_are_too_many_and_all_of
     rewards, file = manager_of(tmp_path, DAEMONISES)
     await rewards.start()
     counts = []
-    for _ in range(20):
+    for _ in range(40):
         assert (await rewards.score(CASE)).score == 1.0
         counts.append(len(left(file)) - 1)
-    assert 5 in counts and max(counts) <= 6, "a few may serve many calls"
+    assert any(later < earlier for earlier, later in pairwise(counts)), "they were ended"
+    assert 5 <= max(counts) < 30, "a few may serve many calls"
     await rewards.stop()
     assert left(file) == []
 
@@ -86,7 +91,26 @@ async def test_a_function_that_keeps_too_many_children_is_told_so(
     await rewards.start()
     for _ in range(5):
         await rewards.score(CASE)
-    with pytest.raises(RewardFailed, match="its process has started 6 others that still run; at most 5 may"):
-        await rewards.score(CASE)
+    with pytest.raises(RewardFailed, match=r"its process has started \d+ others that still run; at most 5 may"):
+        while True:
+            await rewards.score(CASE)
     await rewards.stop()
     assert left(file) == []
+
+
+async def test_no_answer_waits_until_processes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with many processes, or whose kernel is slow to tell of them."""
+    rewards, _ = manager_of(tmp_path, "def reward(response):\n    return 1.0\n")
+    await rewards.start()
+    every, counted = processes._processes, threading.Event()
+
+    def when_all_are_answered() -> list[int]:
+        assert counted.wait(60)
+        return every()
+
+    monkeypatch.setattr(processes, "_processes", when_all_are_answered)
+    async with asyncio.timeout(50):
+        for _ in range(20):
+            await rewards.score(CASE)
+    counted.set()
+    await rewards.stop()

@@ -111,7 +111,7 @@ class AgentProcess(WorkerProcess):
             del self._calls[number], self._asked[number]
             reply.cancel()
             asked.end()
-        await self._bound_processes()
+        self._bound_processes()
         return answer
 
     async def _cancelled(self, number: int, reply: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:

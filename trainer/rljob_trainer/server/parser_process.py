@@ -21,7 +21,8 @@ from rljob_trainer.model_files import model_config
 from rljob_trainer.rewards.worker import channel, die_with_parent, say
 from rljob_trainer.wire.rollout_server import Parsed, ParseRequest, ParserUnusableError, ToolCall
 from rljob_trainer.wire.weights.protocol import SERVED_MODEL
-from rljob_trainer.workers.process import Respawning, WorkerLost, WorkerProcess
+from rljob_trainer.workers.process import WorkerLost, WorkerProcess
+from rljob_trainer.workers.respawning import Respawning
 
 HARMONY = {"openai", "openai_gptoss"}
 """Parsers of gpt-oss, whose messages vLLM reads from token ids."""

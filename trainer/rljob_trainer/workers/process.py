@@ -10,12 +10,12 @@ import pickle
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from rljob_api import names
-from rljob_trainer.processes import ProcessTree, end, start_piped
+from rljob_trainer.processes import ProcessTable, ProcessTree, end, start_piped
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ GRACE_SECONDS = 2.0
 """An async function's process ends its late calls itself, without the others. It is ended as a whole if it does not."""
 LOOK_SECONDS = 2.0
 """Interval at which the processes of a worker are counted, while it is called."""
+TABLE = ProcessTable()
+"""In which all workers look."""
 MOST_ORPHANS = 64
 """Daemons of one worker."""
 MOST_PROCESSES = 1024
@@ -137,13 +139,14 @@ class Child:
         if time.monotonic() < self._looked + LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        orphans = await asyncio.to_thread(self._family.orphans, self._process.pid)
+        living = await asyncio.to_thread(TABLE.living, LOOK_SECONDS / 4)
+        orphans = self._family.orphans(self._process.pid, living)
         if len(orphans) > MOST_ORPHANS:
             log.warning(
                 "%d processes that calls have left behind are ended: at most %d may stay", len(orphans), MOST_ORPHANS
             )
             end(orphans)
-        count = len(await asyncio.to_thread(self._family.members)) - len(orphans) - 1
+        count = len(self._family.members(living)) - len(orphans) - 1
         if count > MOST_PROCESSES:
             raise WorkerLost(f"its process has started {count} others that still run; at most {MOST_PROCESSES} may")
 
@@ -168,6 +171,8 @@ class WorkerProcess:
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers, self._sending = count(), asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
+        self._look: asyncio.Task[None] | None = None
+        """For what calls have left behind."""
         self.takes: Sequence[str] = ()
         """Names of what the function is called with."""
         self.hello: dict[str, Any] = {}
@@ -221,7 +226,7 @@ class WorkerProcess:
             raise WorkerLost(f"took longer than {self._seconds:g} s", "timeout") from error
         finally:
             self._calls.pop(number, None)
-        await self._bound_processes()
+        self._bound_processes()
         return returned
 
     async def _send(self, message: Any) -> None:
@@ -245,14 +250,21 @@ class WorkerProcess:
                     return True
         return False
 
-    async def _bound_processes(self) -> None:
-        """Raises WorkerLost."""
+    def _bound_processes(self) -> None:
+        """Look for what calls have left behind: no answer waits for that. Raises WorkerLost when the last look has found too much."""
+        if self._look:
+            if not self._look.done():
+                return
+            self._look.result()
         if not self.ended:
-            await self._peer.bound()
+            self._look = asyncio.create_task(self._peer.bound())
+            self._look.add_done_callback(lambda done: done.cancelled() or done.exception())  # no further call may ask
 
     async def stop(self) -> None:
         """Also what the function has started, wherever that went: it would keep running. Calls under way raise WorkerLost."""
         self._peer.taken = True
+        if self._look:
+            self._look.cancel()
         await self._peer.stop()
         await self.end()
 
@@ -311,35 +323,3 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     own = {k: v for k, v in os.environ.items() if k != names.ENV_ROLLOUT_TOKEN}
     paths = [given[PATHS] for given in (variables, own) if given.get(PATHS)]
     return {**own, **variables, PATHS: os.pathsep.join(paths)} if paths else {**own, **variables}
-
-
-class Respawning[P: WorkerProcess]:
-    """A process that `start` makes, and another one when it has ended."""
-
-    def __init__(self, start: Callable[[], Awaitable[P]]):
-        self._start = start
-        self._process: P | None = None
-        self._changing = asyncio.Lock()
-
-    async def running(self) -> P:
-        """The process, a new one where there is none. Raises WorkerLost."""
-        async with self._changing:
-            if self._process is None or self._process.ended:
-                await self._stopped()
-                self._process = await self._start()
-            return self._process
-
-    async def end(self, process: P) -> None:
-        """Unless another has taken its place already."""
-        async with self._changing:
-            if self._process is process:
-                await self._stopped()
-
-    async def stop(self) -> None:
-        async with self._changing:
-            await self._stopped()
-
-    async def _stopped(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            await process.stop()

@@ -14,7 +14,6 @@ from rljob_trainer.machine import cpus
 from rljob_trainer.workers.load import PodsNeeded
 from rljob_trainer.workers.places import PackedPlaces, Places, ordinal
 from rljob_trainer.workers.process import (
-    Respawning,
     WorkerGone,
     WorkerLost,
     WorkerProcess,
@@ -23,6 +22,7 @@ from rljob_trainer.workers.process import (
     processes_on,
 )
 from rljob_trainer.workers.remote import Remote
+from rljob_trainer.workers.respawning import Respawning
 
 TRIES = 3
 """Processes that may end under a call; in the last one it runs alone, so that it does not answer for others. One that ends every process in which it
