@@ -49,8 +49,9 @@ class Demand:
         untolerated = next((t for t in node.taints if not any(_tolerates(x, t) for x in self.tolerations)), None)
         if untolerated:
             return f"untolerated taint {untolerated['key']}"
-        if not self.selector.items() <= node.labels.items():
-            return "not matching nodeSelector"
+        unlike = next((key for key, value in self.selector.items() if node.labels.get(key) != value), "")
+        if unlike:
+            return f"without label {unlike}={self.selector[unlike]} of nodeSelector"
         if self.terms and not self.affinity.matches(node):
             return "not matching node affinity"
         return ""

@@ -71,13 +71,6 @@ def test_a_pod_in_trouble() -> None:
     )
 
 
-def test_an_image_that_nobody_has_published_is_waited_for_with_what_to_do() -> None:
-    waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "registry.invalid/rljob/trainer:0.1.0"'}
-    pod = parse_pod(pod_object(containerStatuses=[{"name": "trainer", "state": {"waiting": waiting}}]))
-    assert pod.waiting.startswith("ImagePullBackOff: Back-off pulling image")
-    assert "build the image and push it (docs/quickstart.md)" in pod.waiting
-
-
 def test_a_container_that_somebody_injected_speaks_for_nobody() -> None:
     """Kubelets sort them by name."""
     ended = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}

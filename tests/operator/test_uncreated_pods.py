@@ -6,7 +6,7 @@ import pytest
 
 from rljob_operator.cache.pods import Pod
 from rljob_operator.kube.api import Object
-from rljob_operator.model.children import INTERVAL, PATIENCE
+from rljob_operator.model.pod_events import INTERVAL, PATIENCE
 from rljob_operator.model.refused_pods import dispensable_pods
 from rljob_operator.times import stamp
 from simulator import controllers

@@ -96,7 +96,7 @@ def terms(*expressions: dict[str, Any], **fields: Any) -> dict[str, Any]:
         ({"tolerations": [{"key": "gpu", "value": "no"}]}, "untolerated taint gpu"),
         ({"tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoExecute"}]}, "untolerated taint gpu"),
         (TOLERANT | {"nodeSelector": {"pool": "h200"}}, ""),
-        (TOLERANT | {"nodeSelector": {"pool": "a100"}}, "not matching nodeSelector"),
+        (TOLERANT | {"nodeSelector": {"pool": "a100"}}, "without label pool=a100 of nodeSelector"),
         (terms({"key": "pool", "operator": "In", "values": ["h200"]}), ""),
         (terms({"key": "pool", "operator": "NotIn", "values": ["h200"]}), "not matching node affinity"),
         (terms({"key": "gen", "operator": "Gt", "values": ["8"]}), ""),

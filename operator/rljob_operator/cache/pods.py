@@ -185,8 +185,7 @@ def _time(note: str | None) -> float | None:
 def _waiting(waiting: Object) -> str:
     if not waiting or waiting.get("reason") in USUAL_WAITS:
         return ""
-    text = ": ".join(t for t in (waiting.get("reason"), waiting.get("message")) if t)
-    return f"{text}; {names.PUBLISH}" if names.UNPUBLISHED in text else text
+    return ": ".join(t for t in (waiting.get("reason"), waiting.get("message")) if t)
 
 
 def _exited(terminated: Object) -> str:

@@ -1,19 +1,13 @@
-"""Children of a job: what marks them as its own, whether one is as it should be, and why one could not be written, in terms of the job's spec. And
-why pods of a StatefulSet do not exist: a quota, a LimitRange, a PriorityClass that does not exist, an admission webhook. The controller of the
-StatefulSet says so in events only, which are read when pods have been missing for some time."""
+"""Children of a job: what marks them as its own, whether one is as it should be, and why one could not be written, in terms of the job's spec."""
 
-import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from rljob_api import names, quantity, reasons
 from rljob_api.status import RLJobMeta
-from rljob_api.text import one_line
-from rljob_operator.cache.pods import Pod
-from rljob_operator.kube.api import Api, ApiError, Key, Object
-from rljob_operator.times import seconds
+from rljob_operator.kube.api import ApiError, Object
 
 REFUSALS = (400, 403, 422)
 """Status codes with which the API server, or an admission policy, refuses an object however often it is sent."""
@@ -151,86 +145,6 @@ def _section(role: str) -> str:
         return f"environments[{role.removeprefix(names.ROLE_SANDBOX)}]"
     place = role.removeprefix(names.ROLE_REWARD)
     return f"rewards[{place}].model" if names.is_model_role(role) else f"pools[{role}]"
-
-
-log = logging.getLogger(__name__)
-
-PATIENCE, INTERVAL = 5.0, 30.0
-"""Seconds for which pods may be missing before anybody asks why, and between two questions."""
-LONGEST = 500
-"""Characters of a reason."""
-
-
-@dataclass(slots=True)
-class Missing:
-    """A job that lacks pods."""
-
-    due: float
-    """When to ask, in seconds since the epoch."""
-    reasons: dict[str, str] = field(default_factory=dict)
-    """By role."""
-
-
-class UncreatedPods:
-    """Asks for the events of StatefulSets whose pods are missing."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._missing: dict[Key, Missing] = {}
-        self._complete: dict[Key, dict[str, float]] = {}
-        """When all pods of a role were there last, in seconds since the epoch. An event that is older is about another shortage."""
-
-    async def reasons(
-        self, job: Key, sets: Iterable[Mapping[str, Any]], pods: Iterable[Pod], now: float
-    ) -> dict[str, str]:
-        """Why pods of the job's StatefulSets do not exist, by role, as far as that is known."""
-        there, short, complete = [pod.role for pod in pods], [], self._complete.setdefault(job, {})
-        for one in sets:
-            if there.count(_role(one)) < one["spec"]["replicas"]:
-                short.append(one)
-            else:
-                complete[_role(one)] = now
-        if not short:
-            self._missing.pop(job, None)
-            return {}
-        missing = self._missing.setdefault(job, Missing(now + PATIENCE))
-        if not now < missing.due <= now + INTERVAL:  # one that is later was set before the clock was set back
-            missing.due = now + INTERVAL
-            since = {_role(one): min(complete.get(_role(one), 0.0), now) for one in short}
-            found = {_role(one): await self._reason(one, since[_role(one)]) for one in short}
-            missing.reasons = {role: why for role, why in found.items() if why}
-        return {role: missing.reasons[role] for role in map(_role, short) if role in missing.reasons}
-
-    def due(self, job: Key) -> float | None:
-        """When to ask for the job's pods, in seconds since the epoch; None: all exist."""
-        missing = self._missing.get(job)
-        return missing.due if missing else None
-
-    def forget(self, job: Key) -> None:
-        self._missing.pop(job, None)
-        self._complete.pop(job, None)
-
-    async def _reason(self, stateful_set: Mapping[str, Any], since: float) -> str:
-        """The newest reason; empty: there is none, or it cannot be read, which is no reason to stop. `since`: seconds since the epoch."""
-        meta = stateful_set["metadata"]
-        fields = f"involvedObject.uid={meta['uid']},reason=FailedCreate"
-        try:
-            pages = [page async for page in self._api.pages("Event", meta["namespace"], fields=fields)]
-        except ApiError as error:
-            log.warning("events of StatefulSet %s/%s: %s", meta["namespace"], meta["name"], error)
-            return ""
-        events = [event for page in pages for event in page.objects if seconds(_time(event)) >= int(since)]
-        newest = max(events, key=_time, default={})
-        said = one_line(str(newest.get("message") or ""))
-        return said.rpartition("failed error: ")[2][:LONGEST]
-
-
-def _role(stateful_set: Mapping[str, Any]) -> str:
-    return str((stateful_set["metadata"].get("labels") or {}).get(names.LABEL_ROLE, ""))
-
-
-def _time(event: Object) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def metadata(job: RLJobMeta, name: str, role: str | None = None) -> dict[str, Any]:

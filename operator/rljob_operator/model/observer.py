@@ -16,7 +16,8 @@ from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.cache.pods import Pod, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
 from rljob_operator.kube.api import Api, Key, NotFound, Object
-from rljob_operator.model.children import ChildProblem, UncreatedPods, controls
+from rljob_operator.model.children import ChildProblem, controls
+from rljob_operator.model.pod_events import UncreatedPods, UnstartedPods
 from rljob_operator.model.snapshot import Snapshot, is_open
 
 AttemptId = tuple[str, int]
@@ -73,7 +74,7 @@ class Observer:
     ) -> None:
         self._api, self._cache, self._state = api, cache, state
         self._interval, self._network_policies = progress_interval, network_policies
-        self._uncreated = UncreatedPods(api)
+        self._uncreated, self._unstarted = UncreatedPods(api), UnstartedPods(api)
 
     async def snapshot(self, key: Key, job: CachedJob, now: float) -> Snapshot:
         pods = [entry.value for entry in self._cache.pods.of(key).values()]
@@ -89,17 +90,19 @@ class Observer:
         snapshot = replace(snapshot, pods=self._cache.deleted.observe(key, located, limit, now))
         sets = [o for (kind, _), o in snapshot.children.items() if kind == "StatefulSet" and controls(job.meta, o)]
         uncreated = await self._uncreated.reasons(key, sets, located, now)
-        if uncreated:
-            snapshot = replace(snapshot, uncreated=uncreated)
+        unstarted = await self._unstarted.reasons(key, located, now)
+        if uncreated or unstarted:
+            snapshot = replace(snapshot, uncreated=uncreated, unstarted=unstarted)
         return snapshot
 
     def due(self, job: Key, now: float) -> float | None:
         """Seconds until the job has to be observed again, even if nothing changes."""
-        due = self._uncreated.due(job)
-        return max(0.0, due - now) if due is not None else None
+        known = (self._uncreated.due(job), self._unstarted.due(job))
+        return min((max(0.0, due - now) for due in known if due is not None), default=None)
 
     def forget(self, job: Key) -> None:
         self._uncreated.forget(job)
+        self._unstarted.forget(job)
 
     def _snapshot(self, key: Key, job: CachedJob, pods: tuple[Pod, ...], now: float) -> Snapshot:
         children = self._cache.children_of(key)

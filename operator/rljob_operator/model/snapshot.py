@@ -116,6 +116,8 @@ class Snapshot:
     deletion."""
     uncreated: Mapping[str, str] = field(default_factory=dict)
     """Why pods have been missing for some time, by role, as far as that is known."""
+    unstarted: Mapping[str, str] = field(default_factory=dict)
+    """Why pods on nodes have not started for some time, by the pod's uid, as far as that is known."""
     heartbeat_age: float | None = None
     """Seconds since the open attempt's heartbeat last advanced; None: no attempt is open."""
     progress_interval: float = 30.0

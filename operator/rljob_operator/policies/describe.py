@@ -25,9 +25,10 @@ from rljob_operator.model.scheduling import excluded
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.lifecycle import service_status
-from rljob_operator.policies.message import message, pod_problem, state
+from rljob_operator.policies.message import message, state
 from rljob_operator.policies.nodes import leaves_later, needed, why
 from rljob_operator.policies.placement import on_nodes, refusal_message, unscheduled
+from rljob_operator.policies.pod_problem import pod_problem
 from rljob_operator.policies.pods import stuck_pods
 from rljob_operator.policies.servers import server_name, unready
 from rljob_operator.times import stamp

@@ -14,14 +14,14 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.children import sentences
 from rljob_operator.model.refused_pods import refused_roles
 from rljob_operator.model.snapshot import Snapshot, is_open, sized
-from rljob_operator.policies.causes import Cause, MemberStatus, member_statuses, on_node
+from rljob_operator.policies.causes import Cause, MemberStatus, member_statuses
 from rljob_operator.policies.change import Change, Event
 from rljob_operator.policies.opening import next_target, opening_problems, resume_point
 from rljob_operator.policies.placement import is_refused, refusal_message
+from rljob_operator.policies.pod_problem import pod_problem
 from rljob_operator.policies.pods import stuck_pods
 from rljob_operator.policies.release import release_note
-from rljob_operator.policies.ungating import retry_at
-from rljob_operator.times import seconds, stamp
+from rljob_operator.times import seconds
 
 
 def state(s: Snapshot, status: JobStatus) -> State:
@@ -286,17 +286,3 @@ def _pod_problems(s: Snapshot, status: JobStatus, pods: tuple[Pod, ...]) -> list
     found = ((pod.name, pod_problem(s, pod)) for pod in waiting)
     problems = [one_line(f"{name}: {why}") for name, why in found if why]
     return [one_line(refused), *problems] if refused else problems
-
-
-def pod_problem(s: Snapshot, pod: Pod) -> str:
-    report = s.report(pod)
-    if until := retry_at(s, pod.name):
-        last = s.failed[pod.name].pod
-        return f"the kubelet ended it{on_node(last)}: {last.failed}; the next try starts at {stamp(until)}"
-    if pod.unschedulable:
-        return f"cannot be scheduled: {pod.unschedulable}"
-    if pod.waiting:
-        return pod.waiting + (f", last ended by {pod.exited}" if pod.exited else "")
-    if report and report.failure:
-        return report.failure.message
-    return f"restarted after {pod.exited}" if pod.exited else ""
