@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.schema import crd
-from rljob_api.schema.sections import FIELD, complete, place, section
+from rljob_api.schema.sections import FIELD, complete, keep_read_defaults, place, section
 
 Schema = dict[str, Any]
 
@@ -59,6 +59,45 @@ def test_a_rule_stays_above_a_section_that_not_every_object_has() -> None:
     assert section(schema, "self.outer.deep.a == self.b") == []
     place(schema, {"rule": "self.outer.deep.a == oldSelf.outer.deep.a", "message": "m"})
     assert there["properties"]["deep"]["x-kubernetes-validations"] == [{"rule": "self.a == oldSelf.a", "message": "m"}]
+
+
+def with_default(schema: Schema, path: str = "") -> Iterator[str]:
+    """Paths of fields with a default of their own: not of sections."""
+    for name, field in schema.get("properties", {}).items():
+        if "default" in field and "properties" not in field:
+            yield f"{path}{name}"
+        yield from with_default(field, f"{path}{name}.")
+    if "items" in schema:
+        yield from with_default(schema["items"], f"{path}[].")
+
+
+def test_objects_are_given_the_defaults_that_rules_read_and_no_others() -> None:
+    """Whatever else an object holds makes each write of it dearer, also of its status."""
+    rules = [(at, rule["rule"]) for at, rules in crd.validations().items() for rule in rules]
+    read = {".".join((*at, path)).replace(".[]", "[]") for at, rule in rules for path in FIELD.findall(rule)}
+    every, kept = ({path.replace(".[]", "[]") for path in with_default(spec)} for spec in (crd.spec_schema(), SPEC))
+    assert kept == every & read
+    assert len(kept) < len(every) / 3
+
+
+def test_a_section_stays_if_a_rule_above_it_reads_its_fields_and_goes_if_only_its_own_do() -> None:
+    """Defaults keep every rule, so an absent section has nothing to check."""
+    read: Schema = {"default": {}, "properties": {"a": {"default": 1}, "unread": {"default": 0}}}
+    own: Schema = {
+        "default": {},
+        "properties": {"b": {"default": 2}},
+        "x-kubernetes-validations": [{"rule": "self.b > 1"}],
+    }
+    entry: Schema = {
+        "properties": {"c": {"default": 3}, "a": {"default": 4}},
+        "x-kubernetes-validations": [{"rule": "self.c > 2"}],
+    }
+    schema: Schema = {"properties": {"read": read, "own": own, "list": {"default": [], "items": entry}}}
+    schema["x-kubernetes-validations"] = [{"rule": "self.read.a > 0"}]
+    keep_read_defaults(schema)
+    assert read == {"default": {}, "properties": {"a": {"default": 1}, "unread": {}}}
+    assert ("default" in own, own["properties"]) == (False, {"b": {"default": 2}})
+    assert ("default" in schema["properties"]["list"], entry["properties"]) == (False, {"c": {"default": 3}, "a": {}})
 
 
 def test_a_default_section_has_what_its_rules_read_and_nothing_else() -> None:

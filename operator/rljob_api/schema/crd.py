@@ -9,7 +9,7 @@ import yaml
 from rljob_api import names
 from rljob_api.rules.fields import is_optional
 from rljob_api.rules.validator import JOB_NAME, OBJECT_RULES
-from rljob_api.schema.sections import Schema, Validation, complete, place
+from rljob_api.schema.sections import Schema, Validation, complete, keep_read_defaults, place
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 
@@ -72,12 +72,19 @@ _SCALE = {
 """`kubectl scale` is about rollouts: a gang of trainers has one size per attempt."""
 
 
-def crd() -> dict[str, Any]:
-    """The whole object."""
+def spec_schema() -> Schema:
+    """Of `spec`, with its rules and all defaults."""
     spec = structural(RLJobSpec.model_json_schema(by_alias=True))
     for path, rules in validations().items():
         for rule in rules:
             place(_at(spec, path), rule)
+    return spec
+
+
+def crd() -> dict[str, Any]:
+    """The whole object. Of the defaults it has those that rules read."""
+    spec = spec_schema()
+    keep_read_defaults(spec)
     complete(spec)
     status = _open(structural(JobStatus.model_json_schema(by_alias=True, mode="serialization"))) | {
         "default": UNOBSERVED

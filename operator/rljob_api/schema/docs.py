@@ -1,4 +1,4 @@
-"""The generated pages of docs/reference: api.md from the CRD's schema, metrics.md from the table of metrics, models.md from that of families."""
+"""The generated pages of docs/reference: api.md from the schema, metrics.md from the table of metrics, models.md from that of families."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from rljob_api import names
 from rljob_api.families import FAMILIES
 from rljob_api.family import METHODS, Family
 from rljob_api.metrics import METRICS, OWN_METRICS
-from rljob_api.schema.crd import crd
+from rljob_api.schema.crd import crd, spec_schema
 from rljob_api.text import table_cell
 
 Schema = dict[str, Any]
@@ -29,7 +29,7 @@ def api_page() -> str:
         "\n".join(
             [
                 *head,
-                *_section("spec", schema["properties"]["spec"]),
+                *_section("spec", spec_schema()),
                 *_section("status", schema["properties"]["status"]),
             ]
         ).rstrip()
