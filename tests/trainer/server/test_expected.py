@@ -57,6 +57,15 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         manifest(tmp_path).check_complete(["w"])
 
 
+def test_files_that_the_index_does_not_name_are_not_part_of_the_model(tmp_path: Path) -> None:
+    """As Mistral's repositories have them: the same weights once more, under the names of another format."""
+    expected = manifest(tmp_path)
+    index = {"w": "model-1.safetensors", "router": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    save_file({"layers.0.attention.wq.weight": torch.zeros(2, 3)}, tmp_path / "consolidated.safetensors")
+    assert ExpectedTensors.of(tmp_path, "float16") == expected
+
+
 def test_a_layer_that_guesses_further_tokens_is_required_where_the_server_does_so(tmp_path: Path) -> None:
     tensors = {f"model.layers.{i}.w": torch.zeros(2, dtype=torch.bfloat16) for i in range(12)}
     copies = {f"model.layers.11.{name}.weight": torch.ones(2) for name in ("embed_tokens", "shared_head.head")}

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from rljob_trainer.model_files import weight_files
 from rljob_trainer.wire.weights.bucket import Entry, torch_dtype
 from rljob_trainer.wire.weights.drafts import CONTAINED, DRAFT
 from rljob_trainer.wire.weights.multi_token import is_copy, multi_token_layers
@@ -74,8 +75,9 @@ class ExpectedTensors:
 
 
 def _described(directory: Path, dtype: str) -> Iterator[tuple[str, tuple[tuple[int, ...], frozenset[str]]]]:
-    """Name, shape and permitted types of each tensor in a directory's files."""
-    files = sorted(directory.glob("*.safetensors"))
+    """Name, shape and permitted types of each tensor of a directory's model. Other files may hold it once more: Mistral's have
+    `consolidated.safetensors`, with other names."""
+    files = weight_files(directory)
     if not files:
         raise RefusedUpdateError(f"{directory} holds no .safetensors file to compare an update with")
     for file in files:
