@@ -2,10 +2,10 @@
 
     python -m benchmarks.drafts [--without] [--prompts N] [--device gpu|cpu] [--layers N] [--width N] [--steps N] [--limit SECONDS] [--out FILE]
 
-The policy is that of `benchmarks.guesses`: its next token depends on the last one alone, so that a draft can learn to guess it; 28 layers as wide as
-Qwen2.5-1.5B by default. The draft begins with random weights. Prints for each step the tokens that a pass gave, the share of first guesses
-that were right, the draft's loss, seconds of generation, and the difference between the log-probabilities of trainer and server: a server that
-accepted guesses of another policy, or had another draft than it was sent, would show there.
+The policy is that of `benchmarks.guesses`: its next token depends on the last one alone, so that a draft can learn to guess it; 28 layers as wide
+as Qwen2.5-1.5B by default. The draft begins with random weights. Prints for each step the tokens/s and the mean length of responses, the tokens
+that a pass gave, the share of first guesses that were right, the draft's loss, seconds of generation, and the difference between the log-
+probabilities of trainer and server: a server that accepted guesses of another policy, or had another draft than it was sent, would show there.
 """
 
 import argparse
@@ -26,6 +26,8 @@ LAYERS_READ = 3
 POLICY_RATE = 1e-9
 """Of learning. So steep a policy ends its responses at other lengths after a few steps with 1e-6, and runs could not be compared."""
 MORE = (
+    "rollout/tokens_per_s",
+    "response_length/mean",
     "rollout/acceptance_length",
     "train/draft_accuracy",
     "train/draft_loss",

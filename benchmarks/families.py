@@ -117,8 +117,10 @@ def train(model: Path, options: argparse.Namespace, device: int) -> dict[str, An
     if code:
         print("\n".join(jobs.tails(root / f"logs-{name}", root / "run")), flush=True)
     said = (root / f"{name}.out").read_text().strip().splitlines()[-12 if code else -1 :]
-    steps = jobs.rows_of(root / "run" / "metrics.jsonl").values()
-    return {"exit": code, "steps": len(steps)} | jobs.worst(steps) | {"said": " ".join(late + said)[:1500]}
+    rows = jobs.rows_of(root / "run" / "metrics.jsonl")
+    return (
+        {"exit": code, "steps": jobs.trained(rows)} | jobs.worst(rows.values()) | {"said": " ".join(late + said)[:1500]}
+    )
 
 
 def write(directory: Path, kind: str, **changes: int) -> Path:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,12 @@ PRODUCT = ("-m", "rljob_trainer")
 GOODBYE_SECONDS = 60.0
 POLL_SECONDS = 0.2
 SPLIT = ("time/step", "time/generate", "time/train", "time/sync", "time/save", "perf/tokens_per_s")
-NAMED = {"time/step": "seconds"}
+NAMED = {
+    "time/step": "seconds",
+    "rollout/tokens_per_s": "response_tokens_per_s",
+    "response_length/mean": "response_length",
+}
+"""Columns of metrics whose last word says too little."""
 AGREEMENT = ("train_rollout/log_prob_diff_mean", "train_rollout/log_prob_diff_max")
 
 
@@ -152,6 +157,11 @@ def rows_of_steps(common: dict[str, Any], ended: Ended, steps: int, more: Sequen
     """`common` and the measures of each step; what the job said when there is none."""
     common = common | {"exit": ended.code}
     return [common | row for row in summary(ended, steps, more)] or [common | {"said": ended.said}]
+
+
+def trained(rows: Mapping[int, dict[str, float]]) -> int:
+    """Steps that were completed. Step 0 has a row, too: of the policy that servers got before any training."""
+    return sum("time/step" in row for row in rows.values())
 
 
 def worst(rows: Iterable[dict[str, float]]) -> dict[str, float | None]:

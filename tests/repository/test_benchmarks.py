@@ -36,6 +36,17 @@ def test_a_job_gets_a_gpu_of_its_track_in_the_queue(monkeypatch: pytest.MonkeyPa
     assert jobs.one_gpu(0) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
+def test_the_policy_before_any_training_is_no_step() -> None:
+    rows = {0: {"time/sync": 3.0}, 1: {"time/generate": 1.0, "time/step": 5.0, "time/sync": 0.7}, 2: {"time/sync": 0.7}}
+    assert jobs.trained(rows) == 1
+
+
+def test_rates_of_a_step_and_of_its_responses_have_columns_of_their_own() -> None:
+    measured = {"time/step": 5.0, "perf/tokens_per_s": 600.0, "rollout/tokens_per_s": 1000.0}
+    (row,) = jobs.summary(jobs.Ended(0, 9.0, "", {1: measured}), 1, tuple(measured))
+    assert row == {"step": 1, "seconds": 5.0, "tokens_per_s": 600.0, "response_tokens_per_s": 1000.0}
+
+
 @pytest.mark.parametrize("benchmark", [first_step, step])
 def test_the_job_of_a_benchmark_is_valid(benchmark: ModuleType, tmp_path: Path) -> None:
     spec = benchmark.job(benchmark.parser().parse_args([]), tmp_path, tmp_path)
