@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -89,10 +89,17 @@ class ClusterClient:
 
     def events(self, job: Job) -> list[dict[str, Any]]:
         """Events of this very object, unordered."""
-        fields = {"kind": names.KIND, "name": job.name, "uid": job.uid}
-        selector = ",".join(f"involvedObject.{k}={v}" for k, v in fields.items())
-        path = f"/api/v1/namespaces/{quote(job.namespace)}/events"
-        return self._items(path, {"fieldSelector": selector}, what=f"events in namespace {job.namespace}")
+        return self._events(job.namespace, {"kind": names.KIND, "name": job.name, "uid": job.uid})
+
+    def pod_events(self, namespace: str, pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Events of this very pod, unordered."""
+        return self._events(namespace, {"kind": "Pod", "uid": pod["metadata"]["uid"]})
+
+    def _events(self, namespace: str, of: Query) -> list[dict[str, Any]]:
+        """`of`: fields of the object that they are about."""
+        selector = ",".join(f"involvedObject.{k}={v}" for k, v in of.items())
+        path = f"/api/v1/namespaces/{quote(namespace)}/events"
+        return self._items(path, {"fieldSelector": selector}, what=f"events in namespace {namespace}")
 
     def pods(self, job: Job, role: str, *, running: bool = False) -> list[str]:
         """Names of the role's pods."""

@@ -121,6 +121,8 @@ LIFETIME = 8 * 3600
 """Seconds after which the pod ends, if nobody was left to delete it."""
 PATIENCE, POLL = 300.0, 1.0
 """Seconds to wait for the pod to run, and between polls."""
+CREATING = "ContainerCreating"
+"""What a pod says of itself while its volumes are mounted. Why they cannot be, only its events say."""
 
 
 @contextmanager
@@ -231,6 +233,8 @@ def _until_running(session: Session, cluster: ClusterClient, namespace: str, nam
         if pod["status"].get("phase") == "Running":
             return
         trouble = _trouble(pod["status"])
+        if trouble == CREATING:
+            trouble = _warning(cluster, namespace, pod) or trouble
         if pod["status"].get("phase") in ("Failed", "Succeeded") or time.monotonic() > deadline:
             raise UserError(f"pod {name} in namespace {namespace} did not start: {trouble or 'the cause is unknown'}")
         if trouble != said:
@@ -245,6 +249,17 @@ def _trouble(status: Mapping[str, Any]) -> str:
     unscheduled = [c for c in status.get("conditions", []) if c["type"] == "PodScheduled" and c["status"] == "False"]
     states = (*waiting, *unscheduled, status)
     return next((": ".join(x[k] for k in ("reason", "message") if x.get(k)) for x in states if x.get("reason")), "")
+
+
+def _warning(cluster: ClusterClient, namespace: str, pod: Mapping[str, Any]) -> str:
+    """The pod's last warning; empty: there is none, or the user may not read events."""
+    try:
+        events = cluster.pod_events(namespace, pod)
+    except UserError:
+        return ""
+    warnings = [event for event in events if event.get("type") == "Warning"]
+    last = max(warnings, key=lambda event: event.get("lastTimestamp") or "", default={})
+    return ": ".join(last[key] for key in ("reason", "message") if last.get(key))
 
 
 def _delete(session: Session, cluster: ClusterClient, namespace: str, name: str) -> None:

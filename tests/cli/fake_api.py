@@ -12,6 +12,8 @@ from rljob_placement.devices import API
 from web_server import answering
 
 JOBS = f"/apis/{names.API_VERSION}"
+POD_UID = "uid-of-created"
+"""Of each pod that is created here."""
 
 
 @dataclass
@@ -65,6 +67,7 @@ class FakeApi:
         if path == "/apis/apps/v1/namespaces/research/statefulsets":
             return 200, {"items": self.statefulsets}
         if path == "/api/v1/namespaces/research/pods" and method == "POST" and body:
+            body["metadata"]["uid"] = POD_UID
             self.created[body["metadata"]["name"]] = body
             return 201, body
         if (name := path.removeprefix("/api/v1/namespaces/research/pods/")) in self.created:

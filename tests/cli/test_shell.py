@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Rljob
-from cli.fake_api import FakeApi
+from cli.fake_api import POD_UID, FakeApi
 from cli.makers import make_job, make_spec, running
 from kubectl_rljob import pod_access
 from kubectl_rljob.cluster import ClusterClient
@@ -108,6 +108,26 @@ def test_a_pod_that_does_not_start_says_why_and_goes(api: FakeApi, rljob: Rljob,
     assert f"waiting for pod {pod}: ImagePullBackOff: no such image\n" in screen.err
     assert f"error: pod {pod} in namespace research did not start: Evicted: the node is low on memory\n" in screen.err
     assert kubectl() == []
+
+
+def test_a_volume_that_cannot_be_mounted_is_named_although_only_an_event_says_so(
+    api: FakeApi, rljob: Rljob, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_access, "PATIENCE", 0.05)
+    why = 'MountVolume.SetUp failed for volume "reward" : configmap "my-reward" not found'
+    about = {"involvedObject": {"uid": POD_UID}, "type": "Warning"}
+    api.events = [
+        about | {"reason": "FailedMount", "message": why, "lastTimestamp": "2026-01-01T00:00:02Z"},
+        about | {"reason": "FailedScheduling", "message": "0/3 nodes", "lastTimestamp": "2026-01-01T00:00:01Z"},
+    ]
+    api.add(make_job(**ENDED))
+    api.pod_states = [
+        {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}
+    ]
+    screen = rljob("shell", "demo")
+    (pod,) = deleted(api)
+    assert f"waiting for pod {pod}: FailedMount: {why}\n" in screen.err
+    assert f"did not start: FailedMount: {why}\n" in screen.err
 
 
 def test_patience_has_an_end(api: FakeApi, rljob: Rljob, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,17 @@ def test_no_name_of_a_type_means_two_things_in_a_program(packages: tuple[str, ..
 
 KUBERNETES_REASONS = {
     *("ContainerCreating", "CrashLoopBackOff", "CreateContainerConfigError", "ImagePullBackOff"),
-    *("Evicted", "FailedCreate", "Forbidden", "Invalid", "NamespaceTerminating", "NodeAffinity", "OOMKilled"),
+    *(
+        "Evicted",
+        "FailedCreate",
+        "FailedMount",
+        "FailedScheduling",
+        "Forbidden",
+        "Invalid",
+        "NamespaceTerminating",
+        "NodeAffinity",
+        "OOMKilled",
+    ),
     *("UnexpectedAdmissionError", "Unschedulable"),
 }
 
