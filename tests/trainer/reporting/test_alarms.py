@@ -46,3 +46,14 @@ def test_a_step_in_between_that_learns_begins_the_count_anew():
 def test_single_samples_are_not_compared_with_each_other():
     alone = {"algorithm": {"advantage": "reinforce++"}, "train": {"samplesPerPrompt": 1}}
     assert not any(after(*[FINE | {"reward/zero_std": 1.0}] * STEPS, **alone))
+
+
+@pytest.mark.parametrize(
+    ("name", "failed", "warns"),
+    [("reward/failed", 2.0, True), ("agent/failed", 2.0, True), ("reward/failed", 1.0, False)],
+)
+def test_rewards_and_agents_that_fail_for_many_samples_are_said_and_few_are_not(name, failed, warns):
+    """Of 40 samples of a step, 2 are a twentieth."""
+    *early, last = after(*[EQUAL | {name: failed}] * STEPS, train={"promptsPerStep": 10, "samplesPerPrompt": 4})
+    assert not any(early)
+    assert ("leave their step, since rewards or agents fail" in last[0]) == warns

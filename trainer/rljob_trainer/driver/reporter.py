@@ -1,4 +1,4 @@
-"""Reports an attempt: phase and progress to the launcher, metrics to the sinks, and signs that a job which runs well learns nothing."""
+"""Reports an attempt: phase and progress to the launcher, metrics to the sinks, and signs that a job which runs well learns too little."""
 
 import logging
 from collections import Counter
@@ -14,26 +14,30 @@ from rljob_trainer.wire.launcher_files import ProgressFile
 log = logging.getLogger(__name__)
 STEPS = 3
 """In a row, after which a sign is worth a warning."""
-NEARLY_ALL = 0.95
-"""Fraction of prompts."""
+NEARLY_ALL, MANY = 0.95, 0.05
+"""Fractions of prompts, and of samples."""
 HELP = "see docs/troubleshooting.md, Nothing is learnt"
 
 Metrics = Mapping[str, float]
-SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
+SIGNS: dict[str, tuple[Callable[[Metrics, int], bool], str]] = {
+    "failures": (
+        lambda m, samples: m.get("reward/failed", 0.0) + m.get("agent/failed", 0.0) >= MANY * samples,
+        "5 % of the samples or more leave their step, since rewards or agents fail (reward/failed, agent/failed); the log of rank 0 has the errors",
+    ),
     "rewards": (
-        lambda m: m.get("reward/zero_std", 0.0) >= NEARLY_ALL,
+        lambda m, _: m.get("reward/zero_std", 0.0) >= NEARLY_ALL,
         "all responses to a prompt get the same reward, for nearly all prompts (reward/zero_std), so that nothing is learnt from them",
     ),
     "gradient": (
-        lambda m: m.get("train/grad_norm") == 0.0,
+        lambda m, _: m.get("train/grad_norm") == 0.0,
         "the gradient is 0 (train/grad_norm), so that nothing is learnt",
     ),
     "rate": (
-        lambda m: m.get("train/learning_rate") == 0.0,
+        lambda m, _: m.get("train/learning_rate") == 0.0,
         "the learning rate is 0 (train/learning_rate), so that nothing is learnt",
     ),
 }
-"""By name: whether the metrics of a step show it, and what it means. Of several, the first explains the others."""
+"""By name: whether the metrics of a step of so many samples show it, and what it means. Of several, the first explains the others."""
 
 
 class Alarms:
@@ -41,7 +45,10 @@ class Alarms:
 
     def __init__(self, spec: RLJobSpec):
         compares = spec.task == "rl" and spec.train.samples_per_prompt > 1 and not spec.algorithm.distillation
-        self._signs = [name for name in SIGNS if name != "rewards" or compares]
+        absent = {"failures"} if spec.task != "rl" else set[str]()
+        absent |= set[str]() if compares else {"rewards"}
+        self._signs = [name for name in SIGNS if name not in absent]
+        self._samples = spec.train.prompts_per_step * spec.train.samples_per_prompt
         self._seen: Counter[str] = Counter()
         self.texts: list[str] = []
         """What has to be said after the last step."""
@@ -50,7 +57,7 @@ class Alarms:
         """The metrics of `step`. A warning stays until its sign is gone; it is logged once."""
         before = self.texts
         for name in self._signs:
-            self._seen[name] = self._seen[name] + 1 if SIGNS[name][0](metrics) else 0
+            self._seen[name] = self._seen[name] + 1 if SIGNS[name][0](metrics, self._samples) else 0
         lasting = [name for name in self._signs if self._seen[name] >= STEPS][:1]
         self.texts = [f"since step {step - self._seen[name] + 1}, {SIGNS[name][1]}; {HELP}" for name in lasting]
         for text in self.texts:
