@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -63,6 +64,15 @@ class GatewayProcess:
         assert self._process
         self._process.kill()
         self._process.wait()
+
+    @contextmanager
+    def full_volume(self, size: int) -> Iterator[None]:
+        """None of its files can become larger than this."""
+        assert self._process
+        soft, hard = resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (size, hard))
+        yield
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (soft, hard))
 
     @property
     def says(self) -> ServiceReport | None:

@@ -136,7 +136,7 @@ async def run(channel: Path, token: str, address: str | None, port: int, work_po
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     runners = [await _serve(clients, address, port), await _serve(driver, address, work_port)]
     log.info("serving at port %d", port)
-    reporting, following = keep_reporting(channel, service, samples), _follow(channel, servers)
+    reporting, following = keep_reporting(channel, service, samples), _follow(channel, service, servers)
     parts = (_sweep(service, samples), reporting, following, ended.wait())
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
@@ -168,9 +168,11 @@ async def _control(file: Path) -> Control:
     return Control.model_validate_json(text)
 
 
-async def _follow(channel: Path, servers: SamplingServers) -> None:
-    """No driver says so when its servers are gone with it."""
+async def _follow(channel: Path, service: GatewayService, servers: SamplingServers) -> None:
+    """No driver says so when it is gone, and its servers with it."""
     async for control in follow_control(channel):
+        runs = control.command == "run"
+        service.away = "" if runs else f"RLJob {control.name} has no trainers now: it is suspended, queues or restarts"
         if not control.rollouts:
             servers.follow(control.attempt, ())
 

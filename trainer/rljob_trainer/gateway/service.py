@@ -48,6 +48,8 @@ class GatewayService:
         self.books: dict[str, Book] = {}
         self.sampling: WaitingSamples | None = None
         self.memory = MemoryBudget(self._kept)
+        self.away = ""
+        """Why nobody does the clients' work now; empty: somebody does."""
         self._leaving = set[str]()
         """Directories that go as soon as nobody reads them."""
         self._creating = asyncio.Lock()

@@ -209,8 +209,8 @@ def refused(status: int, why: str) -> web.Response:
     return web.json_response({"detail": why}, status=status)
 
 
-def again(request: str, state: str) -> web.Response:
-    """Not yet: the client asks again at once. `state`: what it tells its user."""
-    return web.json_response(
-        {"type": "try_again", "request_id": request, "queue_state": "active", "queue_state_reason": state}
-    )
+def again(request: str, state: str, away: str) -> web.Response:
+    """Not yet: the client asks again at once. `state`: what is waited for; `away`: why that is not there now, which the client tells its user after a
+    while; empty: it is there."""
+    queue = {"queue_state": "paused_capacity" if away else "active", "queue_state_reason": away or state}
+    return web.json_response({"type": "try_again", "request_id": request} | queue)

@@ -236,7 +236,7 @@ class SamplingRoutes:
         self._service.hear(client, session_of(name))
         answer = await self._samples.result(client, name, seconds)
         if answer is None:
-            return bodies.again(name, "waiting for a server")
+            return bodies.again(name, "waiting for a server", self._service.away)
         if isinstance(answer, WorkFailure):
             return bodies.failed(answer)
         if answer.size > requests.LARGE:

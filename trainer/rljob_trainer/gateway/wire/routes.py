@@ -6,14 +6,10 @@ and what is wrong with it fails its future.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-from pydantic import ValidationError
 
-from rljob_api.type_errors import first_problem
-from rljob_trainer.gateway.clients import BusyError, Keys
-from rljob_trainer.gateway.files import GatewaySuperseded
+from rljob_trainer.gateway.clients import Keys
 from rljob_trainer.gateway.registry import session_of
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import GatewayService, UnknownError, creation_of, seed_of
@@ -23,6 +19,7 @@ from rljob_trainer.gateway.wire.content import PLAIN, SMALL, received
 from rljob_trainer.gateway.wire.creation import NOTICE, creation, other_base, why_not
 from rljob_trainer.gateway.wire.downloads import Downloads
 from rljob_trainer.gateway.wire.fields import MOST_FIELDS, count_fields
+from rljob_trainer.gateway.wire.guard import LONGEST_HOLD, CallGuard, RouteHandler
 from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes, of_rank
 from rljob_trainer.gateway.wire.requests import (
     EXTERNAL_WEIGHTS,
@@ -40,19 +37,17 @@ LOST = (
     "the service does not keep the result of this request any more: it was fetched long ago, or not fetched while newer results took its room. The "
     "model is as if it had been fetched"
 )
-FLAGS = {"proto_compress_fwdbwd": True, "sample_use_retrieve_futures": True}
+FLAGS = {
+    "proto_compress_fwdbwd": True,
+    "sample_use_retrieve_futures": True,
+    "billing_exception_max_pause_duration_sec": LONGEST_HOLD,
+}
 """What clients do beyond their defaults: compress their passes, to a fourth or fifth, and ask for what is complete of all of a sampler's samples at
-once, in place of holding a connection for each."""
+once, in place of holding a connection for each; and wait for room as long as that."""
 LATER_FLAGS = {"sample_cancel_enabled": True}
 """Those that clients ask for again and again: say so when nobody waits for a sample any more."""
 
-
-GONE = {"session_heartbeat": 410, "retrieve_future": 410}
-"""Statuses by which clients hear that a session has ended, and that a sample has to be asked for again. Of other things that are not there: 404."""
 log = logging.getLogger(__name__)
-
-RouteHandler = Callable[[str, web.Request], Awaitable[RouteAnswer]]
-"""Of the client's name and the request."""
 
 
 class Routes:
@@ -60,7 +55,8 @@ class Routes:
 
     def __init__(self, service: GatewayService, samples: Samples, keys: Keys, base_model: str) -> None:
         """`base_model`: what clients call it."""
-        self._service, self._keys, self._base = service, keys, base_model
+        self._service, self._base = service, base_model
+        self._guard = guard = CallGuard(service, keys)
         self._sampling = SamplingRoutes(service, samples, base_model)
         self._spec = service.spec
         self._decompressing = asyncio.Lock()
@@ -108,39 +104,8 @@ class Routes:
         deletes: dict[str, RouteHandler] = {saved: listing.delete}
         for method, handlers in (("POST", posts), ("GET", gets), ("PUT", puts), ("DELETE", deletes)):
             for path, handler in handlers.items():
-                self.app.router.add_route(method, API + path, self._guarded(handler, GONE.get(path, 404)))
-        self.app.router.add_route("*", API + "{call:.*}", self._guarded(self._unserved))
-
-    def _guarded(self, handler: RouteHandler, unknown: int = 404) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """`unknown`: status of the answer about what is not there."""
-
-        async def answer(request: web.Request) -> web.Response:
-            client = self._keys.client(request.headers.get("X-API-Key", ""))
-            if client is None:
-                return bodies.refused(401, "this service does not know the API key")
-            try:
-                said = await handler(client, request)
-            except ValidationError as error:
-                return bodies.refused(400, first_problem(error))
-            except ValueError as error:
-                return bodies.refused(400, str(error))
-            except UnknownError as error:
-                return await self._missing(bodies.refused(unknown, str(error.args[0])))
-            except BusyError as error:
-                return bodies.refused(429, str(error))
-            except GatewaySuperseded as error:
-                return bodies.refused(503, str(error))
-            return said if isinstance(said, web.Response) else web.json_response(said)
-
-        return answer
-
-    async def _missing(self, answer: web.Response) -> web.Response:
-        """The answer about what is not there. A former gateway does not know what has begun since."""
-        try:
-            await asyncio.to_thread(self._service.claim.check)
-        except GatewaySuperseded as error:
-            return bodies.refused(503, str(error))
-        return answer
+                self.app.router.add_route(method, API + path, guard.around(handler, path))
+        self.app.router.add_route("*", API + "{call:.*}", guard.around(self._unserved))
 
     async def _flags(self, client: str, request: web.Request) -> RouteAnswer:
         return FLAGS
@@ -303,7 +268,7 @@ class Routes:
         except UnknownError as error:
             why = f"{name} is not known (any more): {error.args[0]}"
             log.warning("%s", why)
-            return await self._missing(bodies.failed(WorkFailure(message=why, category="server")))
+            return await self._guard.missing(bodies.failed(WorkFailure(message=why, category="server")))
 
     async def _of_model(self, client: str, model: str, seq: int) -> RouteAnswer:
         book = self._service.book(client, model)
@@ -315,7 +280,7 @@ class Routes:
         entry = book.line.entries[seq]
         result = await book.result(seq, POLL_SECONDS)
         if result is None:
-            return bodies.again(f"{model}:{seq}", "waiting for the ranks")
+            return bodies.again(f"{model}:{seq}", "waiting for the ranks", self._service.away)
         names = {"CreateModel": {"model_id": model}, "LoadState": {"model_id": model}}.get(entry.kind, {})
         if entry.saves:
             names = {"path" if "/" in entry.saves else "sampling_session_id": entry.saves}
