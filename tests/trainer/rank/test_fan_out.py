@@ -204,6 +204,16 @@ def test_an_update_of_which_no_server_is_left_ends_and_is_exported_to_its_end() 
     assert published.ok == [] and published.failed == {"no": "no room"} and next(tensors, None) is None
 
 
+@pytest.mark.parametrize("refuses", ["", "t0", "t1"], ids=["all go well", "the first is refused", "the last is"])
+def test_nothing_of_an_update_stays_with_its_sender_after_the_next_one(refuses: str) -> None:
+    publisher, held = Publisher(3, "t", IN_MANY), []
+    with Standing("a", check=refusing(refuses)) as a:
+        for step in range(4):
+            assert publish(publisher, step, [a.endpoint]).ok == ([] if refuses else ["a"])
+            held.append(len(publisher.sender._home))
+    assert 2 < max(held) < 2 * min(held), "one update's messages and lines"
+
+
 @pytest.mark.parametrize(("seed", "how"), ways(range(6), (0, 1)))
 def test_a_server_lost_among_many_senders_costs_the_others_nothing_that_they_were_sent(
     monkeypatch: pytest.MonkeyPatch, seed: int, how: Callable[[], None]

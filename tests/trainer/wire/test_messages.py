@@ -115,16 +115,3 @@ def test_a_worker_that_waits_learns_that_the_sender_gave_up_or_is_gone(gone: boo
     waiting.join(60)
     assert time.monotonic() - began < protocol.NEXT_SECONDS / 2 and len(raised) == 1
     assert gone or isinstance(raised[0], AbandonedError)
-
-
-def test_nothing_of_an_update_stays_in_the_store() -> None:
-    home, outbox, inboxes = ends("a/0", "b/0")
-    before = len(home)
-    for _ in range(3):
-        outbox.say({"bucket": 0})
-        for inbox in inboxes:
-            inbox.next(nothing)
-            inbox.done()
-    assert len(lines(outbox, *inboxes)) == 2 and len(home) > before
-    outbox.clear()
-    assert len(home) == before

@@ -50,8 +50,15 @@ def test_both_sides_read_what_either_has_set() -> None:
     home.set("a", "ä" * 10**6)
     worker.set("b", "1\n2")
     assert worker.get("a") == "ä" * 10**6 and worker.get("b") == home.get("b") == "1\n2"
-    home.delete("a")
-    assert worker.get("a") is home.get("a") is None and len(home) == 1
+
+
+def test_only_what_is_kept_stays() -> None:
+    home = SenderStore(HERE)
+    worker = RemoteStore(home.offer)
+    for key in ("u/0", "u/at/a/0", "u2/0", "v/0", "v"):
+        home.set(key, "1")
+    home.keep(["u", "v"])
+    assert [worker.get(key) for key in ("u/0", "u/at/a/0", "v/0")] == ["1"] * 3 and len(home) == 3
 
 
 @pytest.mark.parametrize("setter", ["home", "worker"])

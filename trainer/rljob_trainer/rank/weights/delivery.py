@@ -96,9 +96,7 @@ class Delivery:
         self._concerned = None
         while self._attendance.live and not self._all(MessageState.DONE, "verify weights"):
             self._leave_out()
-        if self._attendance.live:
-            self._outbox.clear()
-        else:  # who was only slow still reads, and would wait for more
+        if not self._attendance.live:  # who was only slow still reads, and would wait for more
             self._outbox.say(ABANDONED)
 
     def close(self) -> None:

@@ -88,6 +88,7 @@ class Sender:
 
         All phases are exhausted even if every server fails. Raises what they raise; the servers keep their old weights then.
         """
+        self._home.keep([opened.name, *(group.name for group in self._groups.values())])
         servers = _chain(opened.servers, index)
         delivery = Delivery(self._transport, self._home, opened.name, servers, self._awaits, self._groups)
         wholes, parts, device, receivers = list[tuple[str, int]](), list[SentPart](), self._memory(), opened.receivers

@@ -1,7 +1,7 @@
 """Messages of a sender to the workers of all servers, and what each worker does about them.
 
-They go through the sender's store (rendezvous.py), which takes a tenth of a millisecond. `update` is the name of an update. The sender says one thing
-after another, and every worker has one line, in which it says where it is:
+They go through the sender's store (rendezvous.py), which takes a tenth of a millisecond, and stay there until the sender's next update. `update` is
+the name of an update. The sender says one thing after another, and every worker has one line, in which it says where it is:
 
     Group        make a group (transport.py) of these workers: the line is READY when the worker begins, DONE when it is connected
     Bucket       receive it through that group: READY when the worker can, which may load the one before meanwhile, DONE when it is received
@@ -79,8 +79,6 @@ class Outbox:
         self._store, self._update = store, update
         self.said = 0
         """Number of messages."""
-        self._workers: set[str] = set()
-        """All whose lines have been read."""
 
     def say(self, message: Mapping[str, Any] | str) -> None:
         self._store.set(_message(self._update, self.said), json.dumps(message))
@@ -89,16 +87,7 @@ class Outbox:
     def lines(self, workers: Iterable[str]) -> dict[str, WorkerPosition]:
         """By worker: its line, if it has written one."""
         lines = {worker: self._store.get(_line(self._update, worker)) for worker in workers}
-        written = {worker: text for worker, text in lines.items() if text}
-        self._workers |= written.keys()
-        return {worker: WorkerPosition.parse(text) for worker, text in written.items()}
-
-    def clear(self) -> None:
-        """Delete all messages and lines. Called when the update is over, since the store outlives it."""
-        for key in [_message(self._update, number) for number in range(self.said)]:
-            self._store.delete(key)
-        for worker in self._workers:
-            self._store.delete(_line(self._update, worker))
+        return {worker: WorkerPosition.parse(text) for worker, text in lines.items() if text}
 
 
 class Inbox:

@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import weakref
+from collections.abc import Iterable
 from contextlib import closing, suppress
 
 from rljob_trainer.wire.weights import protocol
@@ -50,8 +51,12 @@ class SenderStore:
         """The value, if it is set."""
         return self._values.by_key.get(key)
 
-    def delete(self, key: str) -> None:
-        self._values.by_key.pop(key, None)
+    def keep(self, names: Iterable[str]) -> None:
+        """Delete all values but those whose keys are one of `names`, a slash, and more."""
+        beginnings = tuple(f"{name}/" for name in names)
+        for key in [*self._values.by_key]:
+            if not key.startswith(beginnings):
+                self._values.by_key.pop(key, None)
 
 
 class RemoteStore:
