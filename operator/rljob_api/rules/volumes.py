@@ -98,7 +98,7 @@ def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
             CHECKPOINTS,
             spec.checkpoint.path,
             "is on none of the writable volumes in spec.volumes, so that checkpoints would be lost with the pod",
-            "put it below a mountPath",
+            "put it below a mountPath without readOnly",
         )
     source = spec.checkpoint.resume_from
     if source and not re.fullmatch(r"global_step_\d+", PurePosixPath(source).name):

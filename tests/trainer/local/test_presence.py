@@ -113,6 +113,18 @@ def test_what_is_not_below_its_mount_is_said_with_its_place_here(tmp_path: Path)
     )
 
 
+def test_what_a_mounted_volume_lacks_is_said_of_the_volume_as_in_a_pod(tmp_path: Path) -> None:
+    """Whoever runs `kubectl rljob try` has no --mount. /dev/pts is a mount on Linux."""
+    pts = {"name": "pts", "mountPath": "/dev/pts", "source": {"emptyDir": {}}}
+    (tmp_path / "model").mkdir()
+    (line,) = said(
+        written(tmp_path, data={"train": ["/dev/pts/a.parquet"]}, volumes=[*VOLUMES, pts]), f"/data={tmp_path}"
+    )
+    assert line == (
+        "spec.data.train[0] = /dev/pts/a.parquet: there is no /dev/pts/a.parquet on the volume at /dev/pts; correct the path, or put it there"
+    )
+
+
 def test_a_checkpoint_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "train.parquet").touch()

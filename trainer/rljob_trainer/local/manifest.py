@@ -42,7 +42,8 @@ def absent(spec: RLJobSpec, sections: tuple[str, ...], mounts: Mapping[str, str]
         here = on_this_machine(path, mounts)
         problem, fix = (_unwritable(here), "") if field == WRITTEN else _cannot_read(here)
         if problem:
-            yield Violation(field, path, f"{problem} on this machine", fix or _fix(spec, path, mount))
+            place, otherwise = _place(spec, path, mount)
+            yield Violation(field, path, f"{problem} {place}", fix or otherwise)
 
 
 def mount_of(path: str, mounts: Mapping[str, str]) -> str | None:
@@ -60,11 +61,14 @@ def exists(path: str | Path) -> bool:
     return os.access(path, os.F_OK)
 
 
-def _fix(spec: RLJobSpec, path: str, mount: str | None) -> str:
+def _place(spec: RLJobSpec, path: str, mount: str | None) -> tuple[str, str]:
+    """Where a path was looked for, and what helps if it is not there. In a pod, volumes of the spec are mounted as it says."""
     if mount is not None:
-        return f"put it there, or name another directory with --mount {mount or '/'}=DIR"
+        return "on this machine", f"put it there, or name another directory with --mount {mount or '/'}=DIR"
     volume = volume_of(spec, path)
-    return f"say where it is with --mount {volume.mount_path if volume else Path(path).parent}=DIR"
+    if volume and os.path.ismount(volume.mount_path):
+        return f"on the volume at {volume.mount_path}", "correct the path, or put it there"
+    return "on this machine", f"say where it is with --mount {volume.mount_path if volume else Path(path).parent}=DIR"
 
 
 def _read(spec: RLJobSpec, field: str, mounts: Mapping[str, str]) -> bool:
