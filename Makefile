@@ -49,10 +49,13 @@ cluster-down: setup ## Stop the cluster and leave nothing behind
 .PHONY: setup
 setup: $(VENV)/.installed ## Create the Python environment from the locked requirements
 
-$(VENV)/.installed: tests/requirements.txt pyproject.toml
+# An environment that can install packages, and no more
+$(VENV)/bin/uv:
 	@test -n "$(PYTHON312)" || { echo "Python 3.12 is needed: install it, or set PYTHON312 to its path"; exit 1; }
 	@test -x $(PY) || { echo "setup: creating $(VENV)"; $(PYTHON312) -m venv $(VENV); }
-	@test -x $(VENV)/bin/uv || $(PY) -m pip install -q --require-hashes --no-deps -r images/trainer/installer.txt
+	$(PY) -m pip install -q --require-hashes --no-deps -r images/trainer/installer.txt
+
+$(VENV)/.installed: tests/requirements.txt pyproject.toml | $(VENV)/bin/uv
 	@echo "setup: installing the locked requirements (about 6 GB)"
 	$(VENV)/bin/uv pip sync -q --python $(PY) --require-hashes tests/requirements.txt
 	$(VENV)/bin/uv pip install -q --python $(PY) --no-deps --no-build-isolation -e .
@@ -146,7 +149,7 @@ format: setup ## Format and mend what the linter can
 	$(VENV)/bin/ruff check --fix .
 
 .PHONY: plugin
-plugin: setup ## Build dist/kubectl-rljob.pyz: the plugin in one file, for Python 3.10 to 3.13 (PLATFORM=aarch64-apple-darwin for Macs)
+plugin: | $(VENV)/bin/uv ## Build dist/kubectl-rljob.pyz: the plugin in one file, for Python 3.10 to 3.13 (PLATFORM=aarch64-apple-darwin for Macs)
 	$(PY) images/plugin/build.py dist/kubectl-rljob.pyz $(PLATFORM)
 
 .PHONY: docs
