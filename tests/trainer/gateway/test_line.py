@@ -31,6 +31,7 @@ from trainer.gateway.world import (
     forward,
     full_disk,
     metrics,
+    the_only,
 )
 
 EVENTS = st.lists(
@@ -147,7 +148,7 @@ async def test_a_step_that_the_ranks_refused_is_no_place_for_a_checkpoint_which_
 async def test_a_client_that_only_runs_forward_passes_goes_on_for_ever_and_repeats_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", 5000)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", 25_000)
     monkeypatch.setattr("rljob_trainer.gateway.clients.SPARE", 0)
     for module in ("books", "desk"):
         monkeypatch.setattr(f"rljob_trainer.gateway.{module}.MOST_ANSWERS", 1000)
@@ -207,6 +208,20 @@ async def test_a_failed_model_keeps_no_bodies_and_has_failed_after_a_restart(
     line = world.service.book("ann", world.model).line
     assert line.uncovered == 0 and not any(entry.body for entry in line.entries.values())
     assert isinstance(before, WorkFailure) and before == await world.result(1) == await world.result(2)
+
+
+async def test_a_model_that_has_failed_keeps_none_of_the_requests_that_come_then_and_fails_each(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.ask(2)
+    await world.service.ask("ann", world.model, 2, forward(world.model, 2))
+    kept, size = set(world.service.books[world.model].line.entries), the_only(tmp_path, "*/models/*.log").stat().st_size
+    for seq in (1, 2, *range(3, 50)):
+        await world.service.ask("ann", world.model, seq, forward(world.model, seq))
+        found = await world.result(seq)
+        assert isinstance(found, WorkFailure) and "came twice, with different contents" in found.message
+    assert set(world.service.books[world.model].line.entries) == kept
+    assert the_only(tmp_path, "*/models/*.log").stat().st_size == size
 
 
 async def test_a_driver_that_comes_while_a_result_of_the_last_one_is_written_keeps_its_work(tmp_path: Path) -> None:

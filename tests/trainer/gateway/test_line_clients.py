@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.gateway.clients import BusyError
+from rljob_trainer.gateway.line import ENTRY_BYTES
 from rljob_trainer.gateway.service import UnknownError
 from rljob_trainer.wire.gateway import decode_result
 from rljob_trainer.wire.service import (
@@ -69,6 +70,20 @@ async def test_too_much_that_waits_is_for_later(tmp_path: Path, monkeypatch: pyt
         await world.ask(1)
 
 
+async def test_requests_of_few_bytes_count_for_what_they_take_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for one that the client never sends."""
+    world = World(tmp_path)
+    await world.begin()
+    monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", 10 * ENTRY_BYTES)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.SPARE", 0)
+    with pytest.raises(BusyError):
+        for seq in range(2, 12):
+            await world.service.ask("ann", world.model, seq, OptimStep(model=world.model, seq=seq, learning_rate=0.1))
+    assert 6 < len(world.service.books[world.model].line.entries) < 10
+
+
 async def test_results_count_for_their_client_until_they_are_dropped_and_no_other_client_pays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,12 +98,12 @@ async def test_results_count_for_their_client_until_they_are_dropped_and_no_othe
     assert line.uncovered == 0 and line.answers == sum(len(e.result or b"") for e in line.entries.values()) > 1000
     for module in ("books", "desk"):
         monkeypatch.setattr(f"rljob_trainer.gateway.{module}.MOST_ANSWERS", 500)
-    monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", line.answers)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", line.size)
     monkeypatch.setattr("rljob_trainer.gateway.clients.SPARE", 0)
     with pytest.raises(BusyError):
         await world.ask(30)
     await world.visit(ends=False)
-    monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", 10_000)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", line.size + 5_000)
     await world.ask(30)
     await world.idle()
     assert line.answers == sum(len(e.result or b"") for e in line.entries.values()) <= 500

@@ -131,6 +131,22 @@ def test_only_a_last_record_that_is_incomplete_is_cut_off(tmp_path: Path) -> Non
         assert Journal(path).records == [first] and path.stat().st_size == size
 
 
+async def test_a_journal_of_names_holds_what_there_is_and_not_all_that_there_ever_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rljob_trainer.gateway.registry.GROWTH", 2000)
+    world = World(tmp_path)
+    await world.begin()
+    await world.service.sample_from("ann", f"{world.session}:sample:0")
+    for _ in range(200):
+        await world.service.close_session("bob", await world.service.open_session("bob"))
+        assert the_only(tmp_path, "*/service.log").stat().st_size < 3500
+    last = await world.service.open_session("bob")
+    world.crash("gateway")
+    assert list(world.service.names.sessions) == [world.session, last]
+    assert list(world.service.names.samplers) == [f"{world.session}:sample:0"]
+
+
 async def test_a_service_whose_volume_is_mounted_elsewhere_has_all_that_it_had(tmp_path: Path) -> None:
     root = tmp_path / "here"
     world = World(root)

@@ -70,11 +70,10 @@ class Book:
         return book
 
     async def ask(self, seq: int, entry: Asked) -> Novelty:
-        """A client's request; `new` once it is on the disk."""
+        """A client's request; `new` once it is on the disk. A model that has failed keeps none: its failure is their result."""
         async with self._writing:
             arrival = self.line.arrival(seq, entry)
-            if arrival == "new":
-                entry = replace(entry, body=b"") if self.line.failed else entry
+            if arrival == "new" and not self.line.failed:
                 if self._journal:
                     await asyncio.to_thread(self._journal.append, _asked(seq, entry))
                 self.line.accept(seq, entry)
@@ -124,6 +123,9 @@ class Book:
 
     async def result(self, seq: int, seconds: float) -> bytes | None:
         """The result of a request, which is waited for; None: there is none yet. Raises KeyError when the request is not known (any more)."""
+        if self.line.failed and seq not in self.line.entries:
+            self.failure_fetched = True
+            return self.line.failed
         entry = self.line.entries[seq]
         if not entry.result and not self.line.failed:
             with contextlib.suppress(TimeoutError):

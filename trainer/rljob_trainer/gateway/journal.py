@@ -59,6 +59,11 @@ class Journal:
         if self.records:
             self.renew(self.records)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._size
+
     def renew(self, records: Iterable[JournalRecord]) -> None:
         """Have the file hold these records alone, which say no more than those that it has. On a full volume it stays as it is. Raises OSError."""
         try:

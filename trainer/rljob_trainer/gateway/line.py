@@ -15,6 +15,9 @@ from typing import Literal
 from rljob_trainer.wire.gateway import decode_result, encode
 from rljob_trainer.wire.service import ForwardBackward, SaveForSampler, SaveState, Work, WorkFailure, WorkResult
 
+ENTRY_BYTES = 2**10
+"""Of a request besides its body and its result, in this process."""
+
 Novelty = Literal["new", "same", "other"]
 """A request is new, or repeated, or another one has its number already."""
 
@@ -89,6 +92,11 @@ class RequestLine:
     """Bytes of the results that are kept."""
     built: int = 0
     """Pieces of work of its making that are done in this epoch."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds."""
+        return self.uncovered + self.answers + ENTRY_BYTES * len(self.entries)
 
     @property
     def waiting(self) -> int:

@@ -10,6 +10,8 @@ from rljob_trainer.wire.rollout_server import Adapter, SampleRequest
 
 NUMBERS = 128
 """Of requests for samples, that are written down at once."""
+GROWTH = 2**20
+"""Bytes by which the journal becomes more than twice what it was, before it is written anew: what has ended leaves it then."""
 MOST_NUMBERS = 2**15
 """Of a queue that a gateway may have, if it is lost: clients choose how far these are apart. It is several times as many as a gateway has open."""
 
@@ -79,6 +81,7 @@ class Names:
         """By queue."""
         self._journal, self._writing = Journal(path, check), asyncio.Lock()
         self._restore()
+        self._most = 2 * self._journal.size + GROWTH
         self.lost = dict(self.numbers)
         """By queue: requests that a former gateway may have had, and that the client has not heard of yet."""
 
@@ -194,6 +197,9 @@ class Names:
             await self._append(kind, name, **fields)
 
     async def _append(self, kind: str, name: str, **fields: object) -> None:
+        if self._journal.size > self._most:
+            await asyncio.to_thread(self._journal.renew, list(self._records()))
+            self._most = 2 * self._journal.size + GROWTH
         await asyncio.to_thread(self._journal.append, JournalRecord({"kind": kind, "id": name} | fields))
 
 

@@ -14,7 +14,7 @@ from rljob_trainer.gateway.books import Book, WaitingSamples
 from rljob_trainer.gateway.clients import BusyError, MemoryBudget, Quotas
 from rljob_trainer.gateway.desk import Desk
 from rljob_trainer.gateway.files import Claim, ServiceFiles
-from rljob_trainer.gateway.line import Asked, RequestLine
+from rljob_trainer.gateway.line import ENTRY_BYTES, Asked, RequestLine
 from rljob_trainer.gateway.listening import ListeningClock
 from rljob_trainer.gateway.registry import Names, OpenSession, Sampler, SavedModel, session_of
 from rljob_trainer.wire.gateway import decode_work
@@ -144,10 +144,10 @@ class GatewayService:
         book = self.book(client, model)
         self.hear(client, session_of(model))
         entry = Asked.of(work, saves, ttl)
-        size = 0 if book.line.failed else len(entry.body)  # a model that has failed keeps none
-        with self.memory.taking(client, size):
+        size = ENTRY_BYTES + len(entry.body)
+        with self.memory.taking(client, 0 if book.line.failed else size):  # a model that has failed keeps nothing
             arrival = await book.ask(seq, entry)
-        if arrival == "other":
+        if arrival == "other" and not book.line.failed:
             await book.fail(WorkFailure(message=f"request {seq} of {model} came twice, with different contents"))
             self.desk.drop(model)
         self.desk.changed()
@@ -325,7 +325,7 @@ class GatewayService:
         for model, book in self.books.items():
             session = self.names.sessions.get(session_of(model))
             if session:
-                kept[session.client] += book.line.uncovered + book.line.answers
+                kept[session.client] += book.line.size
         return kept
 
 

@@ -275,12 +275,14 @@ class Routes:
         self._service.hear(client, session_of(model))
         if book.line.is_lost(seq):
             return bodies.failed(WorkFailure(message=LOST, category="server"))
-        if seq not in book.line.entries:
+        entry = book.line.entries.get(seq)
+        if not entry and not book.line.failed:
             raise UnknownError(f"there is no request {seq}")
-        entry = book.line.entries[seq]
         result = await book.result(seq, POLL_SECONDS)
         if result is None:
             return bodies.again(f"{model}:{seq}", "waiting for the ranks", self._service.away)
+        if not entry:
+            return bodies.of_request("", result, {})
         names = {"CreateModel": {"model_id": model}, "LoadState": {"model_id": model}}.get(entry.kind, {})
         if entry.saves:
             names = {"path" if "/" in entry.saves else "sampling_session_id": entry.saves}
