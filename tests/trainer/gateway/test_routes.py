@@ -188,6 +188,19 @@ async def test_snapshots_without_a_path_go_with_their_session_and_those_with_one
         assert (unnamed.is_dir(), named.is_dir()) == (False, True)
 
 
+async def test_of_snapshots_without_a_path_those_are_kept_that_were_made_or_sampled_from_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rljob_trainer.gateway.registry.KEPT_ADAPTERS", 2)
+    async with opened(tmp_path) as desk:
+        made = [await desk.save(n + 1, snapshot(desk.model, n + 1), f"{desk.session}:sample:{n}") for n in range(2)]
+        await desk.sample(0)
+        made.append(await desk.save(3, snapshot(desk.model, 3), f"{desk.session}:sample:2"))
+        assert [directory.is_dir() for directory in made] == [True, False, True]
+        found = await (await desk.post("retrieve_future", request_id=await desk.sample(1))).json()
+        assert "only the last 2 of a model are" in found["error"] and found["category"] == "user"
+
+
 async def test_a_session_that_ends_takes_its_samples_with_it_and_their_snapshots_go_once_no_server_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.wire.rollout_server import Adapter, SampleRequest
 
+KEPT_MODELS, KEPT_ADAPTERS = 2, 32
+"""Snapshots of a model without a path. Of whole models: the newest one, and the one that a client may sample from while it makes that. Of adapters:
+those that were made, or sampled from, last."""
 NUMBERS = 128
 """Of requests for samples, that are written down at once."""
 GROWTH = 2**20
@@ -133,8 +136,12 @@ class Names:
             await self._write("sampler", name, **asdict(sampler))
             self.samplers[name] = sampler
 
+    def sampled(self, name: str) -> None:
+        """Somebody samples from it: it is replaced after others."""
+        self.samplers[name] = self.samplers.pop(name)
+
     async def replace_old(self, stem: str, most: int) -> set[str]:
-        """Of a model's snapshots without a path, whose directories begin with `stem`, keep only the newest. Directories of the others."""
+        """Of a model's snapshots without a path, whose directories begin with `stem`, keep only the last. Directories of the others."""
         unnamed = [(name, s) for name, s in self.samplers.items() if not s.path and s.directory.startswith(stem)]
         old = unnamed[: max(len(unnamed) - most, 0)]
         for name, sampler in old:
@@ -205,6 +212,11 @@ class Names:
 
 def _of_others[T](named: dict[str, T], session: str) -> dict[str, T]:
     return {name: value for name, value in named.items() if session_of(name) != session}
+
+
+def most_unnamed(max_rank: int) -> int:
+    """Snapshots without a path that are kept of a model. `max_rank`: spec.service.maxRank."""
+    return KEPT_ADAPTERS if max_rank else KEPT_MODELS
 
 
 def session_of(name: str) -> str:

@@ -16,7 +16,7 @@ from rljob_trainer.gateway.desk import Desk
 from rljob_trainer.gateway.files import Claim, ServiceFiles
 from rljob_trainer.gateway.line import ENTRY_BYTES, Asked, RequestLine
 from rljob_trainer.gateway.listening import ListeningClock
-from rljob_trainer.gateway.registry import Names, OpenSession, Sampler, SavedModel, session_of
+from rljob_trainer.gateway.registry import Names, OpenSession, Sampler, SavedModel, most_unnamed, session_of
 from rljob_trainer.wire.gateway import decode_work
 from rljob_trainer.wire.service import CreateModel, Work, WorkFailure
 
@@ -25,8 +25,6 @@ GRACE_SECONDS = 600.0
 MOST_SESSIONS = 10_000
 MOST_FAILED = 100
 """Models of a session that have failed. They are kept, so that their client hears why; those that it has heard of make room for further ones."""
-KEPT_UNNAMED = 2
-"""Snapshots of a whole model without a path: the newest one, and the one that a client may sample from while it makes that."""
 
 log = logging.getLogger(__name__)
 
@@ -260,9 +258,8 @@ class GatewayService:
             return
         if "/" not in name:
             await self.names.sample(name, Sampler(session.client, directory))
-            if not self.spec.max_rank:  # a whole model each time
-                stem = directory.rpartition("/")[0] + "/"
-                await self._remove_unused(*await self.names.replace_old(stem, KEPT_UNNAMED))
+            stem, most = directory.rpartition("/")[0] + "/", most_unnamed(self.spec.max_rank)
+            await self._remove_unused(*await self.names.replace_old(stem, most))
             return
         made = creation_of(book)
         trained = made.rank, made.mlp, made.attention

@@ -11,9 +11,9 @@ from aiohttp import web
 from pydantic import Field
 
 from rljob_trainer.gateway.completions import number_of, queue_named, queue_of
-from rljob_trainer.gateway.registry import SavedModel, sampler_name, session_of
+from rljob_trainer.gateway.registry import SavedModel, most_unnamed, sampler_name, session_of
 from rljob_trainer.gateway.samples import Samples
-from rljob_trainer.gateway.service import KEPT_UNNAMED, GatewayService, UnknownError, creation_of, seed_of
+from rljob_trainer.gateway.service import GatewayService, UnknownError, creation_of, seed_of
 from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.content import PLAIN, encoding_of
 from rljob_trainer.gateway.wire.requests import (
@@ -31,10 +31,7 @@ from rljob_trainer.wire.service import WorkFailure
 
 TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
 """What lists call them, by the part of a path."""
-REPLACED = (
-    f"this snapshot is not kept any more: of those without a name only the newest {KEPT_UNNAMED} of a model are. Save one with a name to sample "
-    "from it later"
-)
+REPLACED = "this snapshot is not kept any more: of those without a name only the last {} of a model are. Save one with a name to sample from it later"
 RouteAnswer = web.Response | dict[str, Any]
 
 
@@ -184,7 +181,10 @@ class SamplingRoutes:
         params = await read_rest(request, requests.SampleParams)
         sampler = self._service.sampler(client, asked.sampling_session_id)  # last: its session may end meanwhile
         self._service.hear(client, session_of(name))
-        params = WorkFailure(message=REPLACED) if sampler.replaced else params
+        if sampler.replaced:
+            params = WorkFailure(message=REPLACED.format(most_unnamed(self._service.spec.max_rank)))
+        elif self._service.spec.max_rank:
+            self._service.names.sampled(asked.sampling_session_id)
         seed = seed_of(name)
         generation = (
             params if isinstance(params, WorkFailure) else params.request(asked.num_samples, seed, self._longest)
