@@ -297,6 +297,8 @@ class ServiceReport(Wire):
     """Tokens of training that this life of the gateway has answered."""
     sampled_tokens: Annotated[int, Field(ge=0, le=2**62)] = 0
     """Tokens that were sampled meanwhile."""
+    mismatches: Count = 0
+    """Requests that had another result when they were repeated after a failure, meanwhile."""
 
 
 class Report(Wire):

@@ -63,6 +63,8 @@ class ServiceStatus(Wire):
     """Tokens of training that the gateway has answered since its process began."""
     sampled_tokens: int = 0
     """Tokens that were sampled since then."""
+    mismatches: int = 0
+    """Requests that had another result when they were repeated, since then."""
     address: str = ""
     """Where clients in the cluster find it."""
 

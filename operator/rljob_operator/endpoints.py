@@ -87,6 +87,10 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
         "Tokens that were sampled for clients since the gateway's process began",
         lambda job, s: _of_service(s, s.service.sampled_tokens),
     ),
+    "rljob_job_service_mismatches": (
+        "Requests that had another result when they were repeated after a failure, since the gateway's process began",
+        lambda job, s: _of_service(s, s.service.mismatches),
+    ),
 }
 """By metric name: its help text, and its value for a job; None: not known yet, or the task has none."""
 PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[str, float]]]] = {

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kubectl_rljob.printers.status import service_line
 from rljob_api import names
 from rljob_api.backends import BACKENDS, BackendName
 from rljob_api.protocol import ServiceReport
@@ -202,7 +203,7 @@ async def test_the_status_and_metrics_say_what_clients_have_and_wait_for() -> No
     world = World(steps=STEPS)
     serving(world)
     await world.until(state="Running", step=2)
-    say(world, clients=2, models=3, waiting=4, trained_tokens=5000, sampled_tokens=600)
+    say(world, clients=2, models=3, waiting=4, trained_tokens=5000, sampled_tokens=600, mismatches=7)
     for _ in range(40):
         await world.turn()
     service = world.status.service
@@ -210,6 +211,8 @@ async def test_the_status_and_metrics_say_what_clients_have_and_wait_for() -> No
     assert service.address == f"http://demo-gateway.{NAMESPACE}:8470"
     found = {s.name: s.value for s in samples_of(world) if s.name.startswith("rljob_job_service")}
     assert found["rljob_job_service_trained_tokens"] == 5000 and found["rljob_job_service_waiting"] == 4
+    assert found["rljob_job_service_mismatches"] == 7
+    assert service_line(service).endswith("600 sampled; 7 results differ that were repeated")
 
 
 def test_only_the_gateway_mounts_the_keys_and_no_scheduler_of_gangs_knows_it() -> None:

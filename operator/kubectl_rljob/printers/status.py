@@ -198,7 +198,9 @@ def unready(job: Job) -> list[str]:
 def service_line(service: ServiceStatus) -> str:
     """What clients of a service have, and what they wait for."""
     counts = f"{service.clients} clients, {service.models} models, {service.waiting} requests wait"
-    return f"{'SERVICE':<{KEY}}{counts}; tokens: {service.trained_tokens} trained, {service.sampled_tokens} sampled"
+    tokens = f"tokens: {service.trained_tokens} trained, {service.sampled_tokens} sampled"
+    other = f"; {service.mismatches} results differ that were repeated" if service.mismatches else ""
+    return f"{'SERVICE':<{KEY}}{counts}; {tokens}{other}"
 
 
 def spare_line(spares: SpareStatus) -> str:

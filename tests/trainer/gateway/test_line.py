@@ -11,7 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_trainer.gateway.main import service_report
+from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.wire.gateway import decode_work, encode
+from rljob_trainer.wire.rollout_client import ReplicaLost
+from rljob_trainer.wire.rollout_server import SampleAnswer, SampleRequest
 from rljob_trainer.wire.service import (
     CreateModel,
     KeepModels,
@@ -237,6 +241,27 @@ async def test_a_driver_that_comes_while_a_result_of_the_last_one_is_written_kee
     piece = await desk.next("1", False, 0.0)
     await writing
     assert piece and isinstance(decode_work(piece.work), KeepModels) and await desk.next("1", False, 0.0) == piece
+
+
+async def test_a_repetition_with_another_result_is_reported_and_the_client_keeps_the_first_one(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    for seq in (1, 2):
+        await world.ask(seq)
+    await world.service.desk.next("0", True, 0.0)
+    while (piece := await world.service.desk.next("0", False, 0.0)) is not None:
+        await world.service.desk.done(piece.ticket, encode(world.ranks.do(decode_work(piece.work))))
+    world.crash("ranks")
+    while (piece := await world.service.desk.next("1", False, 0.0)) is not None:
+        world.ranks.do(decode_work(piece.work))
+        await world.service.desk.done(piece.ticket, encode(WorkResult(metrics={"grad_norm:mean": 0.5})))
+    report = service_report(world.service, Samples(no_server, world.service.clock), 0.0)
+    assert report.mismatches == 2
+    assert getattr(await world.result(2), "metrics", None) == metrics([1, 2]).metrics
+
+
+async def no_server(_: SampleRequest) -> SampleAnswer:
+    raise ReplicaLost("there is none")
 
 
 async def test_a_repeated_load_gets_what_its_name_stood_for_the_first_time(tmp_path: Path) -> None:

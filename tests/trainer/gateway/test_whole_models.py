@@ -164,7 +164,7 @@ def test_one_client_trains_one_model_at_a_time_and_another_one_continues_from_it
         training.optim_step(STEP).result(timeout=SECONDS)
         unnamed = [training.save_weights_and_get_sampling_client().result(timeout=SECONDS) for _ in range(3)]
         assert served(unnamed[2]) == pytest.approx(measured(training), abs=2e-5)
-        with pytest.raises(tinker.RequestFailedError, match="only the newest 2 of a model are"):
+        with pytest.raises(tinker.RequestFailedError, match="only the last 2 of a model are"):
             unnamed[0].compute_logprobs(PROMPT).result(timeout=SECONDS)
         path, before = training.save_state("half").result(timeout=SECONDS).path, measured(training)
     again = service.create_training_client_from_state_with_optimizer(path)

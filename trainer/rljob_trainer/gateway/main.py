@@ -98,6 +98,7 @@ def service_report(service: GatewayService, samples: Samples, now: float) -> Ser
         answered=tally.answered,
         trained_tokens=tally.trained_tokens,
         sampled_tokens=tally.sampled_tokens,
+        mismatches=service.desk.mismatches,
     )
 
 
