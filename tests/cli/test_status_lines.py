@@ -101,6 +101,13 @@ def test_the_page_never_has_more_than_25_lines_or_those_of_the_terminal(most: in
     assert max(map(len, page)) < 200
 
 
+@pytest.mark.parametrize("step", [0, 40])
+def test_a_job_that_was_sent_back_does_not_claim_the_step_where_it_was(step: int) -> None:
+    progress = {"step": 60, "steps": 60}
+    page = status.page(Job(make_job(state="Restarting", progress=progress, resumeStep=step)), [], NOW, 100)
+    assert page.split("\n")[0].endswith(f"Restarting, goes back to step {step}/60")
+
+
 def test_a_pool_has_a_line_of_its_own(api: FakeApi, rljob: Rljob) -> None:
     pool = {"name": "judge", "model": "/data/judge", "replicas": 2, "tensorParallel": 4}
     spec = make_spec(pools=[pool], rewards=[{"vllm": {"pool": "judge"}}])

@@ -87,11 +87,13 @@ def since(when: str | float, now: datetime) -> str:
 
 
 def state(job: Job, width: int) -> str:
-    """The word, how far, and how long it still takes at the pace of the last steps. What says
+    """The word, how far, or to where it was sent back, and how long it still takes at the pace of the last steps. What says
     least is left out where there is no space for it."""
     s, p = job.status, job.status.progress
     if not p.steps:
         return s.state
+    if s.resume_step is not None:
+        return f"{s.state}, goes back to step {s.resume_step}/{p.steps}"
     text = f"{s.state}, step {p.step}/{p.steps}"
     share = f" ({100 * p.step // p.steps} %)"
     if s.state != "Running" or p.pace is None or p.step >= p.steps:
