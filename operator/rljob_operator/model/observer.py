@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from rljob_api import names
 from rljob_api.protocol import Member
 from rljob_api.quantity import Thousandths
+from rljob_api.rules.engine import Violation
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
@@ -17,6 +18,7 @@ from rljob_operator.cache.pods import Pod, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
 from rljob_operator.kube.api import Api, Key, NotFound, Object
 from rljob_operator.model.children import ChildProblem, controls
+from rljob_operator.model.occupied import AGAIN, occupation
 from rljob_operator.model.pod_events import UncreatedPods, UnstartedPods
 from rljob_operator.model.snapshot import Snapshot, is_open
 
@@ -75,6 +77,8 @@ class Observer:
         self._api, self._cache, self._state = api, cache, state
         self._interval, self._network_policies = progress_interval, network_policies
         self._uncreated, self._unstarted = UncreatedPods(api), UnstartedPods(api)
+        self._occupied: dict[Key, float] = {}
+        """When to look again at jobs whose directory another one has, in seconds since the epoch."""
 
     async def snapshot(self, key: Key, job: CachedJob, now: float) -> Snapshot:
         pods = [entry.value for entry in self._cache.pods.of(key).values()]
@@ -97,26 +101,28 @@ class Observer:
 
     def due(self, job: Key, now: float) -> float | None:
         """Seconds until the job has to be observed again, even if nothing changes."""
-        known = (self._uncreated.due(job), self._unstarted.due(job))
+        known = (self._uncreated.due(job), self._unstarted.due(job), self._occupied.get(job))
         return min((max(0.0, due - now) for due in known if due is not None), default=None)
 
     def forget(self, job: Key) -> None:
         self._uncreated.forget(job)
         self._unstarted.forget(job)
+        self._occupied.pop(job, None)
 
     def _snapshot(self, key: Key, job: CachedJob, pods: tuple[Pod, ...], now: float) -> Snapshot:
         children = self._cache.children_of(key)
         config_maps = self._config_maps(key, job.meta)
         published = config_maps.get(names.control(key[1]))
         control = published.control if published else None
+        result, occupied = job.validation.result, self._occupation(key, job, now)
         return Snapshot(
             job=job.meta,
-            spec=job.validation.result.accepted,
-            violations=job.validation.result.violations,
+            spec=None if occupied else result.accepted,
+            violations=(*result.violations, *occupied),
             spec_suspend=bool(job.validation.raw.get("suspend")),
             status=job.status,
             pods=pods,
-            gpus=self._gpus(key, pods, job.validation.result.accepted, control.spec if control else None),
+            gpus=self._gpus(key, pods, result.accepted, control.spec if control else None),
             failed=self._cache.failed.of(key),
             reports={
                 config_map.report.pod: config_map.report for config_map in config_maps.values() if config_map.report
@@ -135,6 +141,14 @@ class Observer:
             heartbeat_age=self._heartbeat_age(key, job, now),
             now=now,
         )
+
+    def _occupation(self, key: Key, job: CachedJob, now: float) -> tuple[Violation, ...]:
+        found = occupation(job, self._cache.jobs.values())
+        if found:
+            self._occupied[key] = now + AGAIN
+        else:
+            self._occupied.pop(key, None)
+        return found
 
     def _quarantined(self, status: JobStatus, pods: tuple[Pod, ...]) -> dict[str, str]:
         nodes = {pod.node for pod in pods if pod.node} | {entry.node for entry in status.nodes}
