@@ -118,7 +118,7 @@ async def test_a_body_of_a_client_that_has_vanished_gives_back_its_room(
     tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content, "READ_SECONDS", 0.3)
-    monkeypatch.setattr(clients, "MOST_OF_CLIENT", 10_000)
+    monkeypatch.setattr(clients, "MOST_OF_CLIENT", 12_000)
 
     async def vanishing() -> AsyncIterator[bytes]:
         yield b"x"

@@ -24,7 +24,7 @@ CROWDS = {
     "chunks": datum(model_input=[sdk.Chunk()] * MANY),
     "tensors": datum(loss_fn_inputs={f"{i:x}": sdk.Tensor() for i in range(MANY // 4)}),
     "dimensions": datum(loss_fn_inputs={"weights": sdk.Tensor(shape=[1] * MANY)}),
-    "numbers": sdk.ForwardBackwardRequest(loss_fn_config={f"{i:x}": 1.0 for i in range(MANY // 4)}),
+    "numbers": sdk.ForwardBackwardRequest(loss_fn_config={f"{i:x}": 1.0 for i in range(MANY)}),
 }
 
 
@@ -34,8 +34,8 @@ def test_a_message_is_counted_with_all_that_is_in_it_and_no_further_than_it_may_
 
 
 def test_the_count_is_that_of_the_fields_that_were_sent() -> None:
-    """Model, number, loss; a datum; its chunk with text and tokens; two tensors, each an entry with a key, and bytes, type, dimension."""
-    assert count_fields(request().SerializeToString(), PASS) == 3 + 1 + 3 + 2 * 6
+    """Model, number, loss; a datum; its chunk; two tensors, each an entry with a key, and bytes, type, a shape of one dimension."""
+    assert count_fields(request().SerializeToString(), PASS) == 3 + 1 + 1 + 2 * 7
     assert count_fields(b"", PASS) == 0
 
 

@@ -16,6 +16,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -90,10 +91,16 @@ def _lowered(value: Any, arrays: list[Array]) -> Any:
         arrays.append(value)
         return {_ARRAY: len(arrays) - 1}
     if is_dataclass(value):
-        return {f.name: _lowered(getattr(value, f.name), arrays) for f in fields(value)}
+        kind: Any = type(value)
+        return {name: _lowered(getattr(value, name), arrays) for name in _names(kind)}
     if isinstance(value, Mapping):
         return {name: _lowered(v, arrays) for name, v in value.items()}
     return [_lowered(v, arrays) for v in value] if isinstance(value, tuple | list) else value
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def _raised(value: Any, arrays: list[Array]) -> Any:

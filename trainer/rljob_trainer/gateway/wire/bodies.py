@@ -97,15 +97,16 @@ def _config(message: Any) -> dict[str, float]:
 
 
 def _datum(message: Any, index: int, longest: int) -> Datum:
-    tokens = np.concatenate([np.zeros(0, "<i4"), *_tokens(message.model_input, index)])
+    chunks = list(_tokens(message.model_input, index))
+    tokens = chunks[0] if len(chunks) == 1 else np.concatenate([np.zeros(0, "<i4"), *chunks])
     if len(tokens) > longest:
         raise ValueError(f"datum {index} has {len(tokens)} tokens; at most {longest} are served")
-    _check(index, len(tokens), {name: list(tensor.shape) for name, tensor in sorted(message.loss_fn_inputs.items())})
-    inputs = {
-        name: _tensor(tensor, f"datum {index}: {name}") for name, tensor in sorted(message.loss_fn_inputs.items())
-    }
-    targets = inputs.pop(TARGETS).astype("<i8")
-    return Datum(tokens, targets, {name: values.astype("<f4") for name, values in inputs.items()})
+    tensors = dict(sorted(message.loss_fn_inputs.items()))
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    _check(index, len(tokens), shapes)
+    inputs = {name: _tensor(tensor, shapes[name], index, name) for name, tensor in tensors.items()}
+    targets = inputs.pop(TARGETS).astype("<i8", copy=False)
+    return Datum(tokens, targets, {name: values.astype("<f4", copy=False) for name, values in inputs.items()})
 
 
 def _require_room(message: Any) -> None:
@@ -118,19 +119,21 @@ def _require_room(message: Any) -> None:
         )
 
 
-def _check(index: int, tokens: int, shapes: Mapping[str, list[int]]) -> None:
+def _check(index: int, tokens: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Whether the tensors of a datum have the shapes that they need. Raises ValueError."""
     if TARGETS not in shapes:
         raise ValueError(f"datum {index} has no {TARGETS}")
     needed = shapes[TARGETS]
     if len(needed) not in (1, 2) or needed[0] != tokens or min(needed) < 1 or max(needed[1:], default=1) > MOST_TARGETS:
         raise ValueError(
-            f"datum {index}: {TARGETS} has shape {needed}; it must be [N] or [N, K] for N = {tokens} tokens and at most "
+            f"datum {index}: {TARGETS} has shape {list(needed)}; it must be [N] or [N, K] for N = {tokens} tokens and at most "
             f"{MOST_TARGETS} targets of each"
         )
     for name, shape in shapes.items():
         if shape != needed:
-            raise ValueError(f"datum {index}: {name} has shape {shape}, {TARGETS} {needed}; both must be equal")
+            raise ValueError(
+                f"datum {index}: {name} has shape {list(shape)}, {TARGETS} {list(needed)}; both must be equal"
+            )
 
 
 def _tokens(chunks: Any, index: int) -> Iterator[Array]:
@@ -140,17 +143,17 @@ def _tokens(chunks: Any, index: int) -> Iterator[Array]:
         yield np.frombuffer(chunk.encoded_text.tokens, "<i4")
 
 
-def _tensor(message: Any, where: str) -> Array:
+def _tensor(message: Any, shape: tuple[int, ...], index: int, name: str) -> Array:
     """`message`: of a shape that was checked. Raises ValueError."""
-    if message.dtype not in DTYPES:
-        raise ValueError(f"{where}: a tensor of type {message.dtype} is not read")
-    kind, shape = DTYPES[message.dtype], tuple(message.shape)
+    kind = DTYPES.get(message.dtype)
+    if kind is None:
+        raise ValueError(f"datum {index}: {name}: a tensor of type {message.dtype} is not read")
     try:
         if message.HasField("sparse_csr"):
             return _dense(message.sparse_csr, kind, shape)
         return np.frombuffer(message.dense, kind).reshape(shape)
     except (ValueError, IndexError) as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"datum {index}: {name}: {error}") from None
 
 
 def _dense(sparse: Any, kind: str, shape: tuple[int, ...]) -> Array:

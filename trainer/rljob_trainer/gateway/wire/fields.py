@@ -1,8 +1,7 @@
 """How many fields a body of protobuf has, before anything is made of it: two bytes of an empty field become some fifty in memory, and compressed
 they are next to nothing, so that a body of some kilobytes could take all that the gateway has."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from rljob_trainer.gateway.wire.messages import MESSAGES
 
@@ -12,27 +11,17 @@ _LONGEST_VARINT = 10
 _VARINT, _EIGHT, _DELIMITED, _FOUR = 0, 1, 2, 5
 """Types of fields."""
 
-
-class _Parts(NamedTuple):
-    """What is counted within a message."""
-
-    messages: Mapping[int, "_Parts"]
-    """Fields that are messages, by their numbers."""
-    packed: frozenset[int]
-    """Fields with a list of numbers, each of which counts."""
+_Lists = dict[int, "_Lists | None"]
+"""Fields of a message that are lists or have some within, by their numbers: what is within, or None: numbers, each of which counts. Only these can be
+more in memory than in the body."""
 
 
 def count_fields(body: bytes, message: str, most: int = MOST_FIELDS) -> int:
-    """Of a message of this name; no more than `most` + 1 are looked at. Raises ValueError for what is no message."""
-    count = 0
+    """Of a message of this name, with those of its lists; few more than `most` are looked at. Raises ValueError for what is no message."""
     try:
-        for more in _counted(body, 0, len(body), _PARTS[message]):
-            count += more
-            if count > most:
-                break
+        return _count(body, 0, len(body), _LISTS[message], most)
     except IndexError:
         raise ValueError("the body ends within a field") from None
-    return count
 
 
 def varint(body: bytes, at: int) -> tuple[int, int]:
@@ -49,19 +38,21 @@ def varint(body: bytes, at: int) -> tuple[int, int]:
     return value | body[end] << 7 * (end - at), end + 1
 
 
-def _counted(body: bytes, at: int, end: int, parts: _Parts) -> Iterator[int]:
-    while at < end:
-        tag, at = varint(body, at)
-        number, kind = tag >> 3, tag & 7
-        if kind != _DELIMITED:
-            at = _behind(body, at, kind)
-            yield 1
+def _count(body: bytes, at: int, end: int, lists: _Lists, most: int) -> int:
+    """Every call has some thousands of fields: most tags and sizes are one byte, which is read here."""
+    count = 0
+    while at < end and count <= most:
+        tag, at = (body[at], at + 1) if body[at] < 0x80 else varint(body, at)
+        count += 1
+        if tag & 7 != _DELIMITED:
+            at = _behind(body, at, tag & 7)
             continue
-        size, at = varint(body, at)
-        yield size if number in parts.packed else 1
-        if number in parts.messages:
-            yield from _counted(body, at, min(at + size, end), parts.messages[number])
+        size, at = (body[at], at + 1) if body[at] < 0x80 else varint(body, at)
+        if tag >> 3 in lists:
+            within = lists[tag >> 3]
+            count += size if within is None else _count(body, at, min(at + size, end), within, most - count)
         at += size
+    return count
 
 
 def _behind(body: bytes, at: int, kind: int) -> int:
@@ -73,9 +64,15 @@ def _behind(body: bytes, at: int, kind: int) -> int:
     return at + (8 if kind == _EIGHT else 4)
 
 
-def _parts(descriptor: Any) -> _Parts:
-    messages = {field.number: _parts(field.message_type) for field in descriptor.fields if field.message_type}
-    return _Parts(messages, frozenset(field.number for field in descriptor.fields if field.is_packed))
+def _lists(descriptor: Any) -> _Lists:
+    found: _Lists = {}
+    for field in descriptor.fields:
+        within = _lists(field.message_type) if field.message_type else {}
+        if within:
+            found[field.number] = within
+        elif field.is_packed:
+            found[field.number] = None
+    return found
 
 
-_PARTS = {name: _parts(kind.DESCRIPTOR) for name, kind in MESSAGES.items()}
+_LISTS = {name: _lists(kind.DESCRIPTOR) for name, kind in MESSAGES.items()}
