@@ -1,6 +1,6 @@
 """How long the driver's event loop is busy with the responses of a step.
 
-    python -m benchmarks.driver_loop [--requests N] [--servers N] [--tokens N] [--seconds N]
+    python -m benchmarks.driver_loop [--requests N] [--servers N] [--tokens N] [--seconds N] [--layers N]
 
 As many requests as `--requests` are begun at once, on servers of 256 samples each, which are stubs in a process of their own and answer within
 `--seconds`: all are on their way at the same time if that is longer than the loop needs to send them, and if a process may open as many files.
@@ -10,7 +10,6 @@ so that other programs do not: its longest turn, in which nobody else is served 
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import resource
 import time
@@ -28,14 +27,15 @@ from rljob_trainer.data.prompts import HeldOutSet, Prompt, PromptSet
 from rljob_trainer.driver.buffer.generation import Generator
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.rewards.manager import RewardManager
-from rljob_trainer.wire.rollout_server import Completion, encode
+from rljob_trainer.wire.completions import MEDIA_TYPE, Completion, encode
 from rljob_trainer.wire.weights.protocol import GENERATE, STATE, STEP_HEADER
 
 SAMPLES = 256
 """Of a server at a time."""
 LONGEST_SECONDS = 5.0
 """Within which a server answers."""
-PROMPT_TOKENS = 512
+PROMPT_TOKENS, EXPERTS = 512, 8
+"""Of a request; of a token in a layer."""
 
 
 class TimedLoop(asyncio.SelectorEventLoop):
@@ -59,15 +59,16 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
-def serve(count: int, tokens: int, ready: Connection, longest: float = LONGEST_SECONDS) -> None:
-    """Stubs, in a process of their own. Sends their ports."""
-    response = Completion(np.full(tokens, 64, np.int32), np.full(tokens, -1.0, np.float32), "stop")
-    body, chance = json.dumps(encode([response])).encode(), np.random.default_rng(0)
+def serve(count: int, tokens: int, ready: Connection, longest: float = LONGEST_SECONDS, layers: int = 0) -> None:
+    """Stubs, in a process of their own. Sends their ports. `layers`: those whose routed experts come with a response."""
+    experts = np.ones((PROMPT_TOKENS + tokens - 1, layers, EXPERTS), np.uint8) if layers else None
+    response = Completion(np.full(tokens, 64, np.int32), np.full(tokens, -1.0, np.float32), "stop", experts)
+    body, chance = b"".join(encode([response]).pieces), np.random.default_rng(0)
 
     async def generate(request: web.Request) -> web.Response:
         await request.read()
         await asyncio.sleep(chance.uniform(0.0, longest))
-        return web.Response(body=body, content_type="application/json", headers={STEP_HEADER: "0"})
+        return web.Response(body=body, content_type=MEDIA_TYPE, headers={STEP_HEADER: "0"})
 
     async def state(_: web.Request) -> web.Response:
         return web.json_response({"attempt": 1, "policy_step": 0, "digest": ""})
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=LONGEST_SECONDS)
+    parser.add_argument("--layers", type=int, default=0, help="with experts that are replayed")
     options = parser.parse_args()
     spec = RLJobSpec.model_validate(
         {
@@ -125,7 +127,7 @@ def main() -> None:
     )
     here, there = multiprocessing.Pipe()
     stubs = multiprocessing.Process(
-        target=serve, args=(options.servers, options.tokens, there, options.seconds), daemon=True
+        target=serve, args=(options.servers, options.tokens, there, options.seconds, options.layers), daemon=True
     )
     stubs.start()
     prompts = PromptSet(Prompt(i, (64,) * PROMPT_TOKENS, "question", "7", "set") for i in range(options.requests))

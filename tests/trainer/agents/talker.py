@@ -8,10 +8,10 @@ from aiohttp import web
 
 from rljob_trainer.rank.driver_client import DriverLost
 from rljob_trainer.wire.batch import Batch
-from rljob_trainer.wire.rollout_server import Completion, encode, unpack_tokens
-from rljob_trainer.wire.weights.protocol import STEP_HEADER
+from rljob_trainer.wire.completions import Completion
+from rljob_trainer.wire.rollout_server import unpack_tokens
 from trainer.driver.bench import Bench, batch, call, publish, until
-from trainer.driver.servers import Server
+from trainer.driver.servers import Server, answer_of
 
 TWO_TURNS = """
 from rljob_trainer.agents import Trajectory
@@ -46,7 +46,7 @@ class Talker(Server):
         tokens = [*map(ord, text)][: body["max_tokens"]]
         reason = "length" if len(tokens) == body["max_tokens"] else "stop"
         drawn = [Completion(tokens, [-float(t) for t in tokens], reason)] * body["n"]
-        return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
+        return answer_of(drawn, self.policy_step)
 
 
 def with_agent(spec: dict[str, Any], tmp_path: Path, code: str, **agent: Any) -> None:

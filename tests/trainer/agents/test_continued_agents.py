@@ -13,12 +13,13 @@ from rljob_trainer.agents.session import Session
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.batch import Batch
-from rljob_trainer.wire.rollout_server import Completion, encode, unpack_tokens
-from rljob_trainer.wire.weights.protocol import STEP_HEADER
+from rljob_trainer.wire.completions import Completion
+from rljob_trainer.wire.rollout_server import unpack_tokens
 from trainer.agents.in_pods import bench_of_agents, in_pods
 from trainer.agents.losses import session_of
 from trainer.agents.talker import Talker, first_step, with_agent
 from trainer.driver.bench import Bench, Characters
+from trainer.driver.servers import answer_of
 from trainer.workers.pods import Pod
 
 TURNS = 4
@@ -56,7 +57,7 @@ class Seeded(Talker):
         self.requests.append(body)
         tokens = [*map(ord, str(body["seed"] % 99991))]
         drawn = [Completion(tokens, [-float(t) for t in tokens], "stop")] * body["n"]
-        return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
+        return answer_of(drawn, self.policy_step)
 
 
 def trained_on(batch: Batch) -> list[Any]:

@@ -14,12 +14,12 @@ from rljob_trainer.agents.worker import ToolCalls
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.server.parser_process import answer
-from rljob_trainer.wire.rollout_server import Completion, encode, unpack_tokens
-from rljob_trainer.wire.weights.protocol import STEP_HEADER
+from rljob_trainer.wire.completions import Completion
+from rljob_trainer.wire.rollout_server import unpack_tokens
 from trainer.agents.talker import first_step
 from trainer.data.templates import MISTRAL, QWEN, tokenizer
 from trainer.driver.bench import Bench
-from trainer.driver.servers import Server
+from trainer.driver.servers import Server, answer_of
 
 END = "<|im_end|>"
 FUNCTIONS = '''
@@ -52,7 +52,7 @@ class Caller(Server):
         turn = words().decode(body["prompt"]).count("<|im_start|>assistant") - 1
         tokens = words().encode(self.script[turn] + END, add_special_tokens=False)
         drawn = [Completion(tokens, [-1.0] * len(tokens), "stop")] * body["n"]
-        return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
+        return answer_of(drawn, self.policy_step)
 
     async def _parse(self, request: web.Request) -> web.Response:
         """As the server's own route, with vLLM's parsers."""

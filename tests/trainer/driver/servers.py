@@ -2,16 +2,23 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.wire.rollout_server import Completion, encode, unpack_tokens
+from rljob_trainer.wire.completions import MEDIA_TYPE, Completion, encode
+from rljob_trainer.wire.rollout_server import unpack_tokens
 from rljob_trainer.wire.weights.protocol import GENERATE, INTERRUPT, PARSE, STATE, STEP_HEADER
 
 EOS = ord(".")
 PACE = 0.01
+
+
+def answer_of(drawn: Sequence[Completion], policy_step: int) -> web.Response:
+    """As the generate route answers."""
+    body = b"".join(encode(drawn).pieces)
+    return web.Response(body=body, content_type=MEDIA_TYPE, headers={STEP_HEADER: str(policy_step)})
 
 
 class Server:
@@ -65,7 +72,7 @@ class Server:
             return web.Response(status=500)
         left, right = "".join(map(chr, body["prompt"])).rstrip("=").split("+")
         drawn = [_drawn(int(left) + int(right) + self.wrong(int(left), i, body)) for i in range(body["n"])]
-        return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
+        return answer_of(drawn, self.policy_step)
 
     async def _interrupt(self, _: web.Request) -> web.Response:
         return web.json_response({})
@@ -110,7 +117,7 @@ class Thinker(Server):
             self.finished.add((left - 1, right - 1))
         later = [(i, step) for i, step in enumerate(writers) if step != ([policy, *writers])[i]]
         drawn = Completion([*map(ord, text)], [-1.0 - step for step in writers], ended, None, later)
-        return web.json_response(encode([drawn] * body["n"]), headers={STEP_HEADER: str(policy)})
+        return answer_of([drawn] * body["n"], policy)
 
     async def _interrupt(self, _: web.Request) -> web.Response:
         self.interrupted += 1
@@ -126,7 +133,7 @@ class Seeing(Server):
         body = await request.json()
         self.requests.append(body)
         drawn = [Completion([7, 1], [-1.0, -1.0], "stop")] * body["n"]
-        return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
+        return answer_of(drawn, self.policy_step)
 
 
 def _drawn(answer: int) -> Completion:

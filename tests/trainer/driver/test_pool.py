@@ -15,8 +15,9 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.driver import replicas
 from rljob_trainer.driver.pool import MOST_LOST, RolloutPool
+from rljob_trainer.wire.completions import MEDIA_TYPE, Completion, encode
 from rljob_trainer.wire.rollout_client import GenerationRequest, RequestRefusedError, RolloutClient, Unauthorized
-from rljob_trainer.wire.rollout_server import Completion, Parsed, ParseRequest, UnreadError, encode, unpack_tokens
+from rljob_trainer.wire.rollout_server import Parsed, ParseRequest, UnreadError, unpack_tokens
 from rljob_trainer.wire.weights.protocol import GENERATE, INTERRUPT, PARSE, STEP_HEADER, AttemptSuperseded
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=8)
@@ -94,7 +95,9 @@ class Server:
             if self.status != 200:
                 return web.json_response({"error": "no", "code": "why", "attempt": 7}, status=self.status)
             drawn = Completion(body["prompt"], [-1.0], self.finish)
-            return web.json_response(encode([drawn] * body["n"]), headers=self.headers)
+            return web.Response(
+                body=b"".join(encode([drawn] * body["n"]).pieces), content_type=MEDIA_TYPE, headers=self.headers
+            )
         finally:
             self.now -= body["n"]
 

@@ -13,7 +13,8 @@ import pytest
 
 from rljob_trainer.server import generate as module
 from rljob_trainer.server.generate import generate, later, routed_experts
-from rljob_trainer.wire.rollout_server import Completion, decode, encode, pack_tokens
+from rljob_trainer.wire.completions import Completion, decode, encode
+from rljob_trainer.wire.rollout_server import pack_tokens
 from rljob_trainer.wire.weights.protocol import PolicyVersion
 
 BODY = {"prompt": pack_tokens([2, 3, 4]), "n": 2, "seed": 5, "temperature": 1.0, "max_tokens": 7}
@@ -78,25 +79,29 @@ async def ask(engine: Engine, body: Any, leaves: bool = False) -> tuple[int, byt
     app = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
     scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [], "app": app}
     await asyncio.wait_for(generate(POLICY, scope, receive, send), 50)
-    return sent[0]["status"], sent[1]["body"]
+    return sent[0]["status"], b"".join(message["body"] for message in sent[1:])
+
+
+def read(body: bytes) -> list[Completion]:
+    return decode(np.frombuffer(body, np.uint8))
 
 
 async def test_the_engine_s_tokens_and_log_probabilities_are_the_answer() -> None:
     engine = Engine()
     status, body = await ask(engine, BODY)
     assert status == 200 and engine.asked == [([2, 3, 4], "d", 5)], "what is cached under one policy is not for another"
-    assert [d.tokens.tolist() for d in decode(json.loads(body))] == [list(d.tokens) for d in DRAWN]
-    assert [d.finish_reason for d in decode(json.loads(body))] == ["stop", "length", "abort"]
+    assert [d.tokens.tolist() for d in read(body)] == [list(d.tokens) for d in DRAWN]
+    assert [d.finish_reason for d in read(body)] == ["stop", "length", "abort"]
 
 
 async def test_an_answer_says_how_many_passes_read_guesses_and_how_many_guesses_were_right() -> None:
     _, body = await ask(Engine(), BODY)
-    assert [d.guesses for d in decode(json.loads(body))] == [(5, 4), (5, 4), (0, 0)]
+    assert [d.guesses for d in read(body)] == [(5, 4), (5, 4), (0, 0)]
 
 
 async def test_an_answer_says_from_which_token_on_another_policy_drew_it() -> None:
     _, body = await ask(Engine(), BODY)
-    assert [[*d.later] for d in decode(json.loads(body))] == [[(1, 5)], [], []]
+    assert [[*d.later] for d in read(body)] == [[(1, 5)], [], []]
     output = SimpleNamespace(weight_versions=VERSIONS)
     assert later(output, PolicyVersion(1, 2, "d")) == [(0, 3), (1, 5)], (
         "a request that reached the engine after an update"
@@ -106,7 +111,7 @@ async def test_an_answer_says_from_which_token_on_another_policy_drew_it() -> No
 
 def test_a_log_probability_arrives_as_the_float32_that_it_was() -> None:
     numbers = struct.unpack("<5f", struct.pack("<5f", -0.1, -1e-30, -math.pi, -0.0, -math.inf))
-    (found,) = decode(json.loads(json.dumps(encode([Completion([1] * 5, numbers, "stop")]))))
+    (found,) = read(b"".join(encode([Completion([1] * 5, numbers, "stop")]).pieces))
     assert struct.pack("<5d", *found.log_probs) == struct.pack("<5d", *numbers)
 
 
@@ -120,7 +125,7 @@ def finished(experts: np.ndarray | None, reason: str = "stop") -> Any:
 
 def test_experts_arrive_with_a_complete_response_and_not_with_a_part_of_one() -> None:
     whole = Completion((7, 8), (-1.0, -2.0), "stop", routed_experts(finished(EXPERTS), 3))
-    found, plain = decode(json.loads(json.dumps(encode([whole, DRAWN[0]]))))
+    found, plain = read(b"".join(encode([whole, DRAWN[0]]).pieces))
     assert found.routed_experts is not None and found.routed_experts.dtype == np.uint8
     assert found.routed_experts.tolist() == EXPERTS.tolist() and plain.routed_experts is None
     assert routed_experts(finished(EXPERTS, "abort"), 3) is None and routed_experts(finished(None), 3) is None
@@ -132,7 +137,7 @@ def test_the_last_of_many_experts_arrives_as_itself(last: int, kind: type[np.int
     experts = EXPERTS.astype(kind)
     experts[-1] = last
     whole = Completion((7, 8), (-1.0, -2.0), "stop", routed_experts(finished(experts), 3))
-    (found,) = decode(json.loads(json.dumps(encode([whole]))))
+    (found,) = read(b"".join(encode([whole]).pieces))
     assert found.routed_experts is not None and found.routed_experts.tolist() == experts.tolist()
     assert found.routed_experts.itemsize == experts.itemsize and found.routed_experts.dtype != np.uint16
 

@@ -17,8 +17,8 @@ from rljob_api.spec.common import Sampling
 from rljob_api.spec.train import EvaluationSampling
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.server.generate import NEUTRAL
+from rljob_trainer.wire.completions import Completion, decode, encode
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RequestRefusedError, RolloutClient
-from rljob_trainer.wire.rollout_server import Completion, decode, encode
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import SERVED_MODEL
 from rljob_trainer.wire.weights.transport import over_tcp
@@ -64,7 +64,7 @@ def complete(server: Server, n: int, sampling: Sampling) -> list[Generation]:
         choices = sorted(json.load(response)["choices"], key=lambda c: c["index"])
         step = int(response.headers[protocol.STEP_HEADER])
     found = [Completion(c["token_ids"], c["logprobs"]["token_logprobs"], c["finish_reason"]) for c in choices]
-    return [Generation(*drawn[:3], step) for drawn in decode(encode(found))]
+    return [Generation(*drawn[:3], step) for drawn in decode(np.frombuffer(b"".join(encode(found).pieces), np.uint8))]
 
 
 def without_log_probs(generation: Generation) -> tuple[tuple[int, ...], str, int]:

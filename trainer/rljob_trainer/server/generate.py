@@ -13,16 +13,17 @@ import asyncio
 import base64
 import math
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from rljob_trainer.wire.rollout_server import CONTEXT_TOO_LONG, Completion, encode, unpack_tokens
+from rljob_trainer.wire.completions import MEDIA_TYPE, AnswerBody, Completion, encode
+from rljob_trainer.wire.rollout_server import CONTEXT_TOO_LONG, unpack_tokens
 from rljob_trainer.wire.trajectory import Experts
 from rljob_trainer.wire.weights.protocol import ADAPTERS, SERVED_MODEL, PolicyVersion
 
@@ -89,7 +90,17 @@ async def _answer(policy: PolicyVersion, request: Request) -> Response:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
     except Exception as error:  # vLLM logs the reason; a dead engine ends the server
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400 if is_refusal(error) else 500)
-    return Response(status_code=CLIENT_LEFT) if completions is None else JSONResponse(encode(completions))
+    return Response(status_code=CLIENT_LEFT) if completions is None else _streamed(encode(completions))
+
+
+def _streamed(answer: AnswerBody) -> Response:
+    """Others are served between two pieces."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in answer.pieces:
+            yield piece
+
+    return StreamingResponse(pieces(), headers={"content-length": str(answer.size)}, media_type=MEDIA_TYPE)
 
 
 def is_refusal(error: Exception) -> bool:

@@ -3,14 +3,17 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import aiohttp
+import numpy as np
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
+from rljob_trainer.wire.batch import Array
+from rljob_trainer.wire.completions import MEDIA_TYPE, decode
 from rljob_trainer.wire.images import Placed
 from rljob_trainer.wire.rollout_server import (
     Parsed,
@@ -18,7 +21,6 @@ from rljob_trainer.wire.rollout_server import (
     SampleAnswer,
     SampleRequest,
     UnreadError,
-    decode,
     encode_images,
     pack_tokens,
 )
@@ -34,6 +36,7 @@ from rljob_trainer.wire.weights.protocol import (
     AttemptSuperseded,
 )
 
+BodyReader = Callable[[aiohttp.ClientResponse], Awaitable[Any]]
 CONNECT_SECONDS = 30.0
 PROBE_SECONDS = 10.0
 """Time limit of requests that cost the server nothing."""
@@ -140,7 +143,7 @@ class RolloutClient:
         Raises RequestRefusedError (400), AttemptSuperseded (409), ReplicaLost (any other status, a lost connection, a weight update meanwhile).
         """
         sent = await asyncio.to_thread(request.body) if request.images else request.body()
-        body, headers = await self._call("POST", GENERATE, sent)
+        body, headers = await self._call("POST", GENERATE, sent, read=_bytes)
         if STEP_HEADER not in headers:
             raise ReplicaLost(f"{self.endpoint.pod}: its answer names no policy")
         return _generations(body, request.n, int(headers[STEP_HEADER]))
@@ -170,7 +173,14 @@ class RolloutClient:
         ReplicaLost after PROBE_SECONDS."""
         return (await self._call("GET", STATE, None, PROBE_SECONDS))[0]
 
-    async def _call(self, method: str, path: str, body: Any, seconds: float | None = None) -> tuple[Any, Any]:
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        seconds: float | None = None,
+        read: BodyReader = aiohttp.ClientResponse.json,
+    ) -> tuple[Any, Any]:
         assert self._session is not None
         if self._session.closed:  # meanwhile; aiohttp would raise RuntimeError
             raise ReplicaLost(f"{self.endpoint.pod}: dismissed")
@@ -178,7 +188,7 @@ class RolloutClient:
             timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
             async with self._session.request(method, path, json=body, timeout=timeout) as response:
                 if response.status == 200:
-                    return await response.json(), response.headers
+                    return await read(response), response.headers
                 text = await response.text()
                 if response.status == 409:
                     raise AttemptSuperseded(self._attempt, int((await response.json())["attempt"]))
@@ -206,6 +216,17 @@ async def answers(endpoint: RolloutEndpoint, token: str, attempt: int) -> bool:
     return True
 
 
+async def _bytes(response: aiohttp.ClientResponse) -> Array:
+    """The body, in one piece of memory: a join of the pieces that come would be a long turn of the event loop. Raises aiohttp.ClientError."""
+    if response.content_type != MEDIA_TYPE or response.content_length is None:
+        raise aiohttp.ClientPayloadError(f"an answer of type {response.content_type}")
+    body, at = np.empty(response.content_length, np.uint8), 0
+    async for piece in response.content.iter_any():
+        body[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        at += len(piece)
+    return body
+
+
 def _code(text: str) -> str:
     """Of an error that the server answered; empty where it names none."""
     with contextlib.suppress(ValueError, AttributeError):
@@ -213,7 +234,7 @@ def _code(text: str) -> str:
     return ""
 
 
-def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
+def _generations(body: Array, n: int, policy_step: int) -> list[Generation]:
     responses = decode(body)
     if len(responses) != n or any(r.finish_reason not in ("stop", "length", "abort") for r in responses):
         raise ReplicaLost(f"{len(responses)} of {n} responses, finished by {[r.finish_reason for r in responses]}")

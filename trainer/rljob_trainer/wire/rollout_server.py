@@ -1,8 +1,8 @@
 """The bodies of a rollout server's routes. No torch here.
 
-The generate route: prompt and images in a request, responses in its answer. Arrays travel as base64 of their little-endian bytes. This keeps
-log-probabilities exact (float32) and is faster than JSON lists. Measured with 8 responses of 1,024 tokens: 0.3 ms to write and 0.5 ms to read, with
-JSON lists 4.0 and 2.1; with a prompt of 64k tokens 0.2 ms to write, with a list 8.4.
+The generate route: prompt and images in a request, responses in its answer (completions.py). Arrays of a request, and of other routes' answers,
+travel as base64 of their little-endian bytes. This keeps log-probabilities exact (float32) and is faster than JSON lists: with a prompt of 64k tokens
+0.2 ms to write, with a list 8.4.
 
 The sample route, which the gateway of a service asks: samples of one prompt, and the prompt's own log-probabilities. These are the model's: at
 temperature 1, and over all tokens, whatever the sampling was. So they are those that the ranks measure.
@@ -13,17 +13,17 @@ been generated in pieces, by several servers, and only its whole can be read.
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from rljob_api.families import ParserNames
 from rljob_api.rules.lora import WEIGHTS
 from rljob_trainer.wire.images import Placed
-from rljob_trainer.wire.trajectory import Experts, Floats, Ints
+from rljob_trainer.wire.trajectory import Floats, Ints
 
 CONTEXT_TOO_LONG = "context_length_exceeded"
 """The `code` of an error, where prompt and response do not fit into the model's context: OpenAI's name for it."""
@@ -31,25 +31,8 @@ EXACT_ON_CPU = "RLJOB_EXACT_ON_CPU"
 """Environment variable of a server on CPUs, `1` where `rollout.exact` asks for it (server/compat/exact_on_cpu.py)."""
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 """vLLM's environment variable for its batch-invariant mode, `1` in servers and ranks on GPUs where `rollout.exact` asks for it."""
-INDEX = {1: "|u1", 2: "<i2"}
-"""numpy's types of the number of an expert, by their bytes."""
 ToolCall = dict[str, Any]
 """In OpenAI's form: `id`, `type` and `function`, of `name` and `arguments`, a text that should be JSON."""
-
-
-class Completion(NamedTuple):
-    """One response of the engine."""
-
-    tokens: Sequence[int] | Ints
-    log_probs: Sequence[float] | Floats
-    """One for each token, float32."""
-    finish_reason: str
-    routed_experts: Experts | None = None
-    """See Trajectory.routed_experts."""
-    later: Sequence[tuple[int, int]] = ()
-    """(tokens before, step) of each policy that came while the response was generated, in that order."""
-    guesses: tuple[int, int] = (0, 0)
-    """Passes that read guessed tokens, and right guesses in all of them, on servers that speculate."""
 
 
 def pack_tokens(tokens: Sequence[int] | Ints) -> str:
@@ -76,42 +59,6 @@ def encode_images(images: Sequence[Placed]) -> list[dict[str, Any]]:
         }
         for place, image in images
     ]
-
-
-def encode(responses: Iterable[Completion]) -> dict[str, Any]:
-    """The body of an answer."""
-    return {"responses": [[*_numbers(r), list(r.later), list(r.guesses), *_routing(r)] for r in responses]}
-
-
-def decode(body: dict[str, Any]) -> list[Completion]:
-    """The responses in a body that `encode` made, with arrays of int32 and float32."""
-    return [
-        Completion(
-            unpack(tokens, "<i4"),
-            unpack(log_probs, "<f4"),
-            reason,
-            _routed(routing),
-            [(a, b) for a, b in later],
-            (passes, right),
-        )
-        for tokens, log_probs, reason, later, (passes, right), *routing in body["responses"]
-    ]
-
-
-def _numbers(response: Completion) -> list[str]:
-    return [pack(response.tokens, "<i4"), pack(response.log_probs, "<f4"), response.finish_reason]
-
-
-def _routing(response: Completion) -> list[Any]:
-    experts = response.routed_experts
-    return [] if experts is None else [pack(experts, INDEX[experts.itemsize]), list(experts.shape), experts.itemsize]
-
-
-def _routed(routing: list[Any]) -> Experts | None:
-    if not routing:
-        return None
-    packed, shape, width = routing
-    return unpack(packed, INDEX[width]).reshape(shape)
 
 
 def pack(numbers: Any, kind: str) -> str:
