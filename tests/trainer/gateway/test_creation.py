@@ -43,15 +43,16 @@ async def test_a_model_that_the_service_does_not_train_fails_with_the_reason_and
         assert not desk.service.book("anybody", f"{desk.session}:train:2").line.failed
 
 
-async def test_models_that_failed_are_bounded_for_each_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_that_failed_are_bounded_for_each_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "MOST_FAILED", 2)
     async with opened(tmp_path) as desk:
         unfit, fit = {"base_model": "other"}, {"base_model": "base"}
         asked = {"session_id": desk.session, "lora_config": {"rank": 4}}
-        make = [
-            await desk.post("create_model", model_seq_id=n, **asked | m) for n, m in enumerate((unfit, unfit, fit), 1)
-        ]
-        assert [answer.status for answer in make] == [200, 200, 429]
+        asked["session_id"] = (await (await desk.post("create_session")).json())["session_id"]
+        assert (await desk.post("create_model", model_seq_id=0, **asked | unfit)).status == 200
+        asked["session_id"] = desk.session
+        make = [await desk.post("create_model", model_seq_id=n, **asked | m) for n, m in enumerate((unfit, fit), 1)]
+        assert [answer.status for answer in make] == [200, 429]
         assert (await desk.post("create_model", model_seq_id=1, **asked | unfit)).status == 200, "the same request"
         assert len(desk.service.books) == 3, "with the one that was there"
 

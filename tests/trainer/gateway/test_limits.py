@@ -3,11 +3,13 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec.service import ClientLimits, ServiceClient, ServiceSpec
-from rljob_trainer.gateway.clients import FairShares
+from rljob_trainer.gateway.clients import BusyError, FairShares
+from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.wire.gateway import decode_result
 from rljob_trainer.wire.service import CreateModel, SaveState, WorkFailure
 from trainer.gateway.world import World
@@ -59,6 +61,17 @@ async def test_every_client_has_models_of_its_own_number_and_in_all_no_more_than
         if world.service.names.sessions[session].client == "ann":
             await world.service.close_session("ann", session)
     assert await models(world, "ann", 1) == [DONE]
+
+
+async def test_no_client_takes_all_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_trainer.gateway.service.MOST_OF_CLIENT", 2)
+    service = GatewayService(ServiceSpec(), tmp_path)
+    first, _ = [await service.open_session("ann") for _ in range(2)]
+    with pytest.raises(BusyError, match="this client has 2 sessions"):
+        await service.open_session("ann")
+    assert await service.open_session("bob")
+    await service.close_session("ann", first)
+    assert await service.open_session("ann")
 
 
 async def test_a_client_that_has_saved_enough_deletes_something_or_saves_under_an_old_name(tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ from rljob_trainer.wire.service import CreateModel, Work, WorkFailure
 
 GRACE_SECONDS = 600.0
 """For this long a result can be fetched again."""
-MOST_SESSIONS = 10_000
+MOST_SESSIONS, MOST_OF_CLIENT = 10_000, 5_000
+"""Of all clients, and of one."""
 MOST_FAILED = 100
-"""Models of a session that have failed. They are kept, so that their client hears why; those that it has heard of make room for further ones."""
+"""Models of a client that have failed. They are kept, so that their client hears why; those that it has heard of make room for further ones."""
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ class GatewayService:
         """A new session. Raises BusyError."""
         if len(self.names.sessions) >= MOST_SESSIONS:
             raise BusyError(f"there are {MOST_SESSIONS} sessions")
+        if sum(session.client == client for session in self.names.sessions.values()) >= MOST_OF_CLIENT:
+            raise BusyError(f"this client has {MOST_OF_CLIENT} sessions")
         name = secrets.token_hex(8)
         await self.names.open(name, client, self.clock.seconds)
         return name
@@ -95,7 +98,7 @@ class GatewayService:
             session = session_of(created.model)
             self.hear(client, session)
             if created.model not in self.books:
-                await self._limit_failed(session)
+                await self._limit_failed(client)
                 self.books[created.model] = await self._created(created, start, optimizer, why)
         self.desk.changed()
 
@@ -110,16 +113,14 @@ class GatewayService:
         path = self.files.journal(line.model)
         return await Book.create(path, line, first, self.claim.check, self.clock, failure)
 
-    async def _limit_failed(self, session: str) -> None:
-        """Forget the oldest of a session's models that have failed, where they are many. Raises BusyError: the client has heard of none of them."""
-        failed = [b for b in self.books.values() if b.line.failed and session_of(b.line.model) == session]
+    async def _limit_failed(self, client: str) -> None:
+        """Forget the oldest of a client's models that have failed, where they are many. Raises BusyError: the client has heard of none of them."""
+        failed = [book for book in self.books_of(client) if book.line.failed]
         if len(failed) < MOST_FAILED:
             return
         heard = [book.line.model for book in failed if book.failure_fetched]
         if not heard:
-            raise BusyError(
-                f"{MOST_FAILED} models of session {session} have failed; fetch why, or begin another session"
-            )
+            raise BusyError(f"{MOST_FAILED} models of this client have failed: fetch why, or end their sessions")
         await self._forget(heard[0], "it has failed, and so have many after it")
 
     def _no_room(self, client: str) -> str | None:
