@@ -57,3 +57,9 @@ def test_rewards_and_agents_that_fail_for_many_samples_are_said_and_few_are_not(
     *early, last = after(*[EQUAL | {name: failed}] * STEPS, train={"promptsPerStep": 10, "samplesPerPrompt": 4})
     assert not any(early)
     assert ("leave their step, since rewards or agents fail" in last[0]) == warns
+
+
+def test_failures_of_a_few_prompts_are_said_although_a_step_in_between_has_none():
+    many, none = EQUAL | {"reward/failed": 8.0}, EQUAL | {"reward/failed": 0.0}
+    *_, last = after(many, many, none, many, none, train={"promptsPerStep": 10, "samplesPerPrompt": 4})
+    assert last and "rewards or agents fail" in last[0]

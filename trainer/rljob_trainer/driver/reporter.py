@@ -1,7 +1,7 @@
 """Reports an attempt: phase and progress to the launcher, metrics to the sinks, and signs that a job which runs well learns too little."""
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,9 +19,9 @@ NEARLY_ALL, MANY = 0.95, 0.05
 HELP = "see docs/troubleshooting.md, Nothing is learnt"
 
 Metrics = Mapping[str, float]
-SIGNS: dict[str, tuple[Callable[[Metrics, int], bool], str]] = {
+SIGNS: dict[str, tuple[Callable[[Metrics, float], bool], str]] = {
     "failures": (
-        lambda m, samples: m.get("reward/failed", 0.0) + m.get("agent/failed", 0.0) >= MANY * samples,
+        lambda _, failed: failed >= MANY,
         "5 % of the samples or more leave their step, since rewards or agents fail (reward/failed, agent/failed); the log of rank 0 has the errors",
     ),
     "rewards": (
@@ -37,7 +37,7 @@ SIGNS: dict[str, tuple[Callable[[Metrics, int], bool], str]] = {
         "the learning rate is 0 (train/learning_rate), so that nothing is learnt",
     ),
 }
-"""By name: whether the metrics of a step of so many samples show it, and what it means. Of several, the first explains the others."""
+"""By name: whether the metrics of a step show it, or the fraction of samples that failed, and what it means. The first explains the others."""
 
 
 class Alarms:
@@ -50,14 +50,18 @@ class Alarms:
         self._signs = [name for name in SIGNS if name not in absent]
         self._samples = spec.train.prompts_per_step * spec.train.samples_per_prompt
         self._seen: Counter[str] = Counter()
+        self._failed: deque[float] = deque(maxlen=STEPS)
+        """Samples of the last steps that failed: those of one prompt fail together, so that single steps have many or none."""
         self.texts: list[str] = []
         """What has to be said after the last step."""
 
     def after(self, step: int, metrics: Metrics) -> None:
         """The metrics of `step`. A warning stays until its sign is gone; it is logged once."""
         before = self.texts
+        self._failed.append(metrics.get("reward/failed", 0.0) + metrics.get("agent/failed", 0.0))
+        failed = sum(self._failed) / len(self._failed) / self._samples
         for name in self._signs:
-            self._seen[name] = self._seen[name] + 1 if SIGNS[name][0](metrics, self._samples) else 0
+            self._seen[name] = self._seen[name] + 1 if SIGNS[name][0](metrics, failed) else 0
         lasting = [name for name in self._signs if self._seen[name] >= STEPS][:1]
         self.texts = [f"since step {step - self._seen[name] + 1}, {SIGNS[name][1]}; {HELP}" for name in lasting]
         for text in self.texts:
