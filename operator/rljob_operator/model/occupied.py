@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.volumes import CHECKPOINTS, volume_of
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Verbatim
 from rljob_operator.cache.jobs import CachedJob
 
 AGAIN = 30.0
@@ -17,31 +18,31 @@ def occupation(job: CachedJob, others: Iterable[CachedJob]) -> tuple[Violation, 
     spec = job.validation.result.accepted
     if spec is None or job.status.attempt:
         return ()
-    owner = next((other for other in others if _lives(other) and _shares(job, spec, other)), None)
+    source = _source(spec)
+    if source is None:
+        return ()
+    path = spec.checkpoint.path
+    owner = next((other for other in others if _lives(other, job) and _writes_to(other, source, path)), None)
     if owner is None:
         return ()
     rule = f"is where job {owner.meta.name} writes, which has not ended"
-    return (
-        Violation(
-            CHECKPOINTS,
-            spec.checkpoint.path,
-            rule,
-            "create this job again with another directory, or delete that one first",
-        ),
-    )
+    fix = "create this job again with another directory, or delete that one first"
+    return (Violation(CHECKPOINTS, path, rule, fix),)
 
 
-def _lives(other: CachedJob) -> bool:
+def _source(spec: RLJobSpec) -> Verbatim | None:
+    """Of the volume with the checkpoints; None: no other job has it, or the spec does not say."""
+    volume = volume_of(spec, spec.checkpoint.path)
+    return None if volume is None or "emptyDir" in volume.source else volume.source
+
+
+def _lives(other: CachedJob, job: CachedJob) -> bool:
+    """Whether it is another job of the namespace that has begun and not ended."""
+    if other.meta.namespace != job.meta.namespace or other.meta.uid == job.meta.uid:
+        return False
     return other.status.attempt is not None and not other.status.outcome and not other.meta.deletion_timestamp
 
 
-def _shares(job: CachedJob, spec: RLJobSpec, other: CachedJob) -> bool:
-    """Whether both write to one directory of a volume, as far as their specs say so."""
-    theirs = other.validation.result.accepted
-    if theirs is None or other.meta.namespace != job.meta.namespace or other.meta.uid == job.meta.uid:
-        return False
-    path = spec.checkpoint.path
-    if path != theirs.checkpoint.path:
-        return False
-    one, another = volume_of(spec, path), volume_of(theirs, path)
-    return one is not None and another is not None and one.source == another.source and "emptyDir" not in one.source
+def _writes_to(other: CachedJob, source: Verbatim, path: str) -> bool:
+    spec = other.validation.result.accepted
+    return spec is not None and spec.checkpoint.path == path and _source(spec) == source
