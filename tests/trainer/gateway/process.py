@@ -106,6 +106,8 @@ class Surroundings:
 
     def __init__(self, gateway: GatewayProcess, root: Path) -> None:
         self._gateway, self._root, self._port = gateway, root, free_port()
+        self.done = Counter[str]()
+        """Pieces of work by their kinds."""
         self.sampled, self.executed = Counter[int](), Counter[int]()
         """How often a prompt came, by its only token; how often the ranks did a pass, by its number."""
         self.may_sample, self.may_work = asyncio.Event(), asyncio.Event()
@@ -160,6 +162,7 @@ class Surroundings:
             return
         (body,) = answer.pieces  # type: ignore[attr-defined]
         work = decode_work(body.tobytes())
+        self.done[type(work).__name__] += 1
         if isinstance(work, ForwardBackward):
             await self.may_work.wait()
         await driver.done({"result": np.frombuffer(encode(self._result(work)), np.uint8)})
