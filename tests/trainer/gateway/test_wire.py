@@ -257,6 +257,22 @@ def test_keys_are_read_from_files_and_a_key_that_is_taken_away_opens_nothing_any
     assert Keys(None).client("") == ANYBODY
 
 
+def test_a_key_that_is_taken_away_while_another_client_calls_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for client in ("ann", "bob"):
+        (tmp_path / client).write_text(f"tml-{client}")
+    real = Path.is_file
+
+    def taken_away(file: Path) -> bool:
+        found = real(file)
+        (tmp_path / "ann").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_file", taken_away)
+    assert [Keys(tmp_path).client(f"tml-{client}") for client in ("bob", "ann")] == ["bob", None]
+
+
 def test_a_key_of_bytes_that_are_no_text_is_a_wrong_key(tmp_path: Path) -> None:
     """As aiohttp reads a header."""
     (tmp_path / "ann").write_text("tml-a")

@@ -38,11 +38,18 @@ class Keys:
             return ANYBODY
         offered, caller = hashlib.sha256(key.encode(errors="surrogateescape")).digest(), None
         for file in sorted(self._directory.iterdir()):
-            if file.is_file() and not file.name.startswith("."):
-                known = file.read_bytes()[:LARGEST_KEY].strip()
-                same = hmac.compare_digest(hashlib.sha256(known).digest(), offered)
-                caller = file.name if same and known else caller
+            known = b"" if file.name.startswith(".") else _key(file)
+            same = hmac.compare_digest(hashlib.sha256(known).digest(), offered)
+            caller = file.name if same and known else caller
         return caller
+
+
+def _key(file: Path) -> bytes:
+    """Empty: it is no file, or was taken away just now."""
+    try:
+        return file.read_bytes()[:LARGEST_KEY].strip() if file.is_file() else b""
+    except FileNotFoundError:
+        return b""
 
 
 class Quotas:
