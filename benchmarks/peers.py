@@ -258,7 +258,7 @@ class Peers(Bench):
             await self.api.delete(kind, namespace, obj["metadata"]["name"], obj["metadata"]["uid"])
         for one in (kind, "Pod", *OWNED[kind]):
             ours = OURS if kind == "RLJob" and one in OWNED[kind] else ""
-            while (await self.api.listing(one, namespace, ours)).objects:  # noqa: ASYNC110
+            while await self.holds(one, namespace, ours):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         return time.monotonic() - start
 

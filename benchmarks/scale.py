@@ -223,8 +223,13 @@ class Bench:
         # otherwise the garbage collector would go on beside the next run
         for kind in ("Pod", "ConfigMap", *CHILD_KINDS):
             selector = "" if kind == "Pod" else OURS
-            while (await self.api.listing(kind, namespace, selector)).objects:  # noqa: ASYNC110
+            while await self.holds(kind, namespace, selector):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
+
+    async def holds(self, kind: str, namespace: str, selector: str) -> bool:
+        """Whether a namespace has such an object. Lists of all of them would take the API server from their deletion."""
+        query = {"limit": "1", "labelSelector": selector}
+        return bool((await self.api._request("GET", kind, path(kind, namespace), query=query))["items"])
 
     async def live(self) -> None:
         """Jobs whose attempts are open: first nothing moves, then every rank 0 sends a heartbeat every 15 s."""
