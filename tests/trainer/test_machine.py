@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.machine import any_address, cpus, interface_of, loopback, memory_limit, oom_kills
+from rljob_trainer.machine import any_address, cpus, interface_of, loopback, memory_limit, memory_used, oom_kills
 
 needs_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this kernel has no IPv6")
 
@@ -77,3 +77,15 @@ def test_a_process_may_open_as_many_files_as_the_machine_allows() -> None:
     limited = ("sh", "-c", 'ulimit -S -n 64; exec "$0" -c "$1"', sys.executable, OPENING)
     soft, hard, most = subprocess.run(limited, capture_output=True, text=True, check=True).stdout.split()
     assert soft == hard == most and int(soft) > 64
+
+
+def test_what_a_container_holds_is_counted_without_copies_of_files(tmp_path: Path) -> None:
+    new, old = tmp_path / "new", tmp_path / "old"
+    (old / "memory").mkdir(parents=True)
+    new.mkdir()
+    assert memory_used(tmp_path) == 0
+    (new / "memory.current").write_text("1000\n")
+    (new / "memory.stat").write_text("anon 600\ninactive_file 250\nactive_file 50\n")
+    (old / "memory" / "memory.usage_in_bytes").write_text("900\n")
+    (old / "memory" / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 100\ntotal_active_file 300\n")
+    assert (memory_used(new), memory_used(old)) == (700, 500)

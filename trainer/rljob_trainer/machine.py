@@ -103,6 +103,20 @@ def memory_limit(cgroup: Path = CGROUP) -> int | None:
     return None
 
 
+def memory_used(cgroup: Path = CGROUP) -> int:
+    """Bytes that the processes of this container hold, without copies of files, which the kernel gives up when memory is short. 0 where that is not
+    known."""
+    for directory, usage, prefix in (
+        (cgroup, "memory.current", ""),
+        (cgroup / "memory", "memory.usage_in_bytes", "total_"),
+    ):
+        if (directory / usage).is_file():
+            counts = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+            files = sum(int(counts.get(f"{prefix}{kind}_file", "0")) for kind in ("inactive", "active"))
+            return max(0, int((directory / usage).read_text()) - files)
+    return 0
+
+
 def raise_open_files() -> None:
     """Let this process, and those that it starts, open as many files as the machine allows: usually 1,024 of 524,288 or more."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

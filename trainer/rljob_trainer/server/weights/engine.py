@@ -86,6 +86,8 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         self._reception: Reception | None = None
         self._target: Target | None = None
         self._shadow: Shadow | None = None
+        self._room: torch.device | None = None
+        """Where there was room for a shadow when this update was opened: other workers have made theirs since."""
         self.draft: Module | None = None
         """vLLM's model that guesses tokens; None: there is none, or no update has come yet."""
         self._verified = False
@@ -236,7 +238,8 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
 
     def _has_shadow(self) -> bool:
         """Whether there is a shadow, or room for one."""
-        return self._shadow is not None or self._shadow_device() is not None
+        self._room = self._shadow_device() if self._shadow is None else None
+        return self._shadow is not None or self._room is not None
 
     def _shadow_device(self) -> torch.device | None:
         workers = self.parallel_config.local_world_size * self.parallel_config.data_parallel_size_local
@@ -248,9 +251,8 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         if not apart:
             return InPlace(self.served, self.model_config, self._keeps)
         if self._shadow is None:
-            device = self._shadow_device()
-            assert device, "it has been asked for"
-            self._shadow = Shadow(self.served, self.model_config, device, self._keeps)
+            assert self._room, "it has been asked for"
+            self._shadow = Shadow(self.served, self.model_config, self._room, self._keeps)
         return self._shadow
 
     @cached_property

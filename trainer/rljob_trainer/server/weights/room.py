@@ -5,7 +5,7 @@ import torch
 from torch.nn import Module
 
 from rljob_api.sizing.replica import FreeBytes, where
-from rljob_trainer.machine import memory_limit
+from rljob_trainer.machine import memory_limit, memory_used
 
 
 def shadow_device(model: Module, device: torch.device, workers: int) -> torch.device | None:
@@ -18,7 +18,7 @@ def shadow_device(model: Module, device: torch.device, workers: int) -> torch.de
 
 
 def _free_host_memory() -> float:
-    """Bytes that this container may still use."""
+    """Bytes that this container, with all of its workers, may still use."""
     free = float(psutil.virtual_memory().available)
     limit = memory_limit()
-    return free if limit is None else min(free, limit - psutil.Process().memory_info().rss)
+    return free if limit is None else min(free, limit - max(memory_used(), psutil.Process().memory_info().rss))
