@@ -52,7 +52,7 @@ def encoding_of(request: web.Request) -> str:
 async def received(request: web.Request, most: int) -> Received:
     """The body, of which `most` bytes are kept. Raises HTTPUnsupportedMediaType, HTTPRequestEntityTooLarge, HTTPRequestTimeout."""
     encoding, parts, size = encoding_of(request), list[bytes](), 0
-    async with _in_time():
+    async with _in_time(request):
         async for part in request.content.iter_any():
             if size < most:
                 parts.append(part)
@@ -66,7 +66,7 @@ async def whole(request: web.Request, most: int) -> bytes:
     """The body, decompressed. Raises ValueError, also when it has more than `most` bytes; HTTPUnsupportedMediaType,
     HTTPRequestTimeout."""
     encoding, body = encoding_of(request), bytearray()
-    async with _in_time():
+    async with _in_time(request):
         async for part in request.content.iter_any():
             body += part
             if len(body) > most:
@@ -78,9 +78,11 @@ async def whole(request: web.Request, most: int) -> bytes:
 
 
 @asynccontextmanager
-async def _in_time() -> AsyncIterator[None]:
+async def _in_time(request: web.Request) -> AsyncIterator[None]:
+    """No timer for a body that came with its headers: the event loop keeps thousands that are over in memory."""
+    seconds = None if request.content.is_eof() else READ_SECONDS
     try:
-        async with asyncio.timeout(READ_SECONDS):
+        async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"the body has not come within {READ_SECONDS:g} s") from None
