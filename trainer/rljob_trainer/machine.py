@@ -89,9 +89,14 @@ def oom_kills(cgroup: Path = CGROUP) -> int:
     in memory.oom_control of v1. 0 where neither is there."""
     for file in (cgroup / "memory.events", cgroup / "memory" / "memory.oom_control"):
         if file.is_file():
-            counts = dict(line.split() for line in file.read_text().splitlines())
-            return int(counts.get("oom_kill", "0"))
+            return _counts(file).get("oom_kill", 0)
     return 0
+
+
+def _counts(file: Path) -> dict[str, int]:
+    """Of a control group's file with a name and a number in each line."""
+    pairs = (line.split() for line in file.read_text().splitlines())
+    return {name: int(number) for name, number in pairs}
 
 
 def memory_limit(cgroup: Path = CGROUP) -> int | None:
@@ -111,8 +116,8 @@ def memory_used(cgroup: Path = CGROUP) -> int:
         (cgroup / "memory", "memory.usage_in_bytes", "total_"),
     ):
         if (directory / usage).is_file():
-            counts = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
-            files = sum(int(counts.get(f"{prefix}{kind}_file", "0")) for kind in ("inactive", "active"))
+            counts = _counts(directory / "memory.stat")
+            files = sum(counts.get(f"{prefix}{kind}_file", 0) for kind in ("inactive", "active"))
             return max(0, int((directory / usage).read_text()) - files)
     return 0
 

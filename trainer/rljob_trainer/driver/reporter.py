@@ -45,9 +45,8 @@ class Alarms:
 
     def __init__(self, spec: RLJobSpec):
         compares = spec.task == "rl" and spec.train.samples_per_prompt > 1 and not spec.algorithm.distillation
-        absent = {"failures"} if spec.task != "rl" else set[str]()
-        absent |= set[str]() if compares else {"rewards"}
-        self._signs = [name for name in SIGNS if name not in absent]
+        applies = {"failures": spec.task == "rl", "rewards": compares}
+        self._signs = [name for name in SIGNS if applies.get(name, True)]
         self._samples = spec.train.prompts_per_step * spec.train.samples_per_prompt
         self._seen: Counter[str] = Counter()
         self._failed: deque[float] = deque(maxlen=STEPS)

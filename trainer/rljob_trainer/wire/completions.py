@@ -6,7 +6,8 @@ in JSON they took half a second of the server's event loop and as much of the dr
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +50,8 @@ class AnswerBody(NamedTuple):
 
 def encode(responses: Sequence[Completion]) -> AnswerBody:
     """The answer with these responses."""
-    arrays = [*_in_order(map(_numbers, responses)), *_in_order(map(_experts, responses))]
+    numbers, experts = map(_numbers, responses), map(_experts, responses)
+    arrays = [*chain.from_iterable(numbers), *chain.from_iterable(experts)]
     text = json.dumps([_described(response) for response in responses]).encode()
     text += b" " * (-len(text) % ALIGNED)
     head = np.frombuffer(len(text).to_bytes(LENGTH, "big") + text, np.uint8)
@@ -84,10 +86,6 @@ def _numbers(response: Completion) -> list[Array]:
 def _experts(response: Completion) -> list[Array]:
     experts = response.routed_experts
     return [] if experts is None else [np.ascontiguousarray(experts, INDEX[experts.itemsize]).reshape(-1)]
-
-
-def _in_order(arrays: Iterable[list[Array]]) -> Iterator[Array]:
-    return (array for own in arrays for array in own)
 
 
 def _shaped(cutter: "_Cutter", description: list[int] | None) -> Experts | None:
