@@ -130,6 +130,9 @@ def write(directory: Path, kind: str, **changes: int) -> Path:
     values |= {key: size for key, size in SIZES.items() if values.get(key) is not None}
     if "kv_lora_rank" in values:
         values["num_key_value_heads"] = values["num_attention_heads"]
+    if "factor" in values.get("rope_parameters", {}):
+        original = values["max_position_embeddings"] // values["rope_parameters"]["factor"]
+        values["rope_parameters"] |= {"original_max_position_embeddings": int(original)}
     values |= {"vocab_size": VOCABULARY, "eos_token_id": VOCABULARY - 1, "tie_word_embeddings": kind == "gemma3_text"}
     values["pad_token_id"] = (
         None  # its embedding is zero, and it is a digit of the prompts: a prompt that begins with it has no gradient

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 with suppress(ImportError):  # another Python, without the product
     from rljob_api.families import FAMILIES
-    from rljob_api.rules import exact, served_model
+    from rljob_api.rules import exact
 
-    served_model.SHARED_INDEXERS_ON = ("cpu", "gpu")
     exact.FAMILIES["gpu"] = exact.FAMILIES["cpu"]
     exact.unshown_on_gpus = lambda spec: iter(())
     for name, family in FAMILIES.items():

@@ -1,11 +1,10 @@
 """A model's config.json against the servers that generate with it."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
-from rljob_api.families import FAMILIES, family_of, has_latent_attention, has_sparse_attention, rope_of
-from rljob_api.family import DeviceType
-from rljob_api.indexers import SHARED, indexers_of
+from rljob_api.families import FAMILIES, family_of, has_latent_attention, rope_of
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.widths import feed_forward, heads_of, undivided
 from rljob_api.sizing.replica import longest_context
@@ -13,12 +12,8 @@ from rljob_api.sizing.shape import experts_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import as_written
 
-LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-"""vLLM's environment variable that allows more positions than the model's config.json has."""
 CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """Those of DeepSeek and Kimi."""
-SHARED_INDEXERS_ON: tuple[DeviceType, ...] = ()
-"""Where vLLM has generated as is trained with layers that take the choice of others' indexers."""
 LANGUAGE = "save its language model as a directory of its own, with transformers' AutoModelForCausalLM"
 ELSE = "set spec.task to sft, dpo or pretrain"
 
@@ -39,8 +34,6 @@ def server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
         yield Violation("spec.model.path", spec.model.path, rule, fix)
     elif family and family.states:
         yield from _state_violations(spec)
-    elif has_sparse_attention(config):
-        yield from _indexer_violations(spec, config)
     if spec.trainer.device == "cpu" and has_latent_attention(config):
         yield from _latent_violations(spec, config)
     heads, groups = heads_of(config)
@@ -72,14 +65,6 @@ def _state_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation(f"spec.rollout.vllmArgs.{key}", as_written(value) if value else "unset", rule, f"set {wanted}")
 
 
-def _indexer_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """What was compared has an indexer in every layer."""
-    shown = spec.trainer.device in SHARED_INDEXERS_ON
-    if not shown and config.get("num_hidden_layers") and SHARED in indexers_of(config):
-        rule = "nothing shows that vLLM generates as it is trained where layers take the choice of others' indexers"
-        yield Violation("spec.model.path", spec.model.path, rule, ELSE)
-
-
 def _latent_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """vLLM 0.32's kernels of latent attention on CPUs have one width, without which a server ends at its first token."""
     for key, width in CPU_LATENTS.items():
@@ -91,24 +76,30 @@ def _latent_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
 
 
 def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """vLLM 0.32's `_get_and_verify_max_len` (vllm/config/model.py)."""
-    positions = _positions(config)
+    """vLLM 0.32's `_get_and_verify_max_len` (vllm/config/model.py), and the table of angles that its servers read without looking at its end
+    (vllm/model_executor/layers/rotary_embedding). A variable of vLLM's allows more positions than the table has; nothing here does."""
+    overrides = spec.rollout.vllm_args.get("hf-overrides")
+    positions = _positions(config | overrides if isinstance(overrides, dict) else config)
     longest = longest_context(spec)
-    pods = spec.trainer if spec.rollout.placement == "colocated" else spec.rollout
-    if any(v.name == LONGER for v in (*spec.env, *pods.template.env)) or "hf-overrides" in spec.rollout.vllm_args:
-        return
     if not positions or longest <= positions:
         return
     yield Violation(
         spec.longest_response_field,
         str(spec.longest_response),
         f"the longest prompt and response, also in evaluation, have {longest} tokens, and the model has {positions:g} positions",
-        f"lower it, spec.data.maxPromptTokens or maxTokens in spec.evaluation, or set {LONGER} in spec.env",
+        "lower it, spec.data.maxPromptTokens or maxTokens in spec.evaluation, or set max_position_embeddings in "
+        "spec.rollout.vllmArgs.hf-overrides",
     )
 
 
 def _positions(config: dict[str, Any]) -> float:
-    """Number of positions that vLLM gives the model: those of its config.json, which with yarn are already scaled; 0: not known."""
+    """Number of positions for which vLLM has angles; 0: not known. With yarn max_position_embeddings is already scaled, and the table ends where the
+    original positions times the factor do, which in a config.json put together by hand can be sooner."""
     rope_type, rope = rope_of(config)
     trained, factor = config.get("max_position_embeddings") or 0, rope.get("factor") or 1
-    return trained * (factor if rope_type == "linear" else 1)
+    if rope_type == "linear":
+        return trained * factor
+    original = rope.get("original_max_position_embeddings")
+    if rope_type == "yarn" and original:
+        return min(trained or math.inf, original * factor)
+    return trained
