@@ -14,7 +14,7 @@ from tinker.proto import tinker_public_pb2 as sdk
 from rljob_trainer.gateway import clients
 from rljob_trainer.gateway.wire import content, routes
 from rljob_trainer.gateway.wire.content import Received
-from trainer.gateway.test_routes import Desk, opened
+from trainer.gateway.test_routes import Desk, opened, snapshot
 
 Compress = Callable[[bytes], bytes]
 COMPRESSED: dict[str, Compress] = {"zstd": zstandard.ZstdCompressor().compress, "gzip": gzip.compress}
@@ -128,3 +128,30 @@ async def test_a_body_of_a_client_that_has_vanished_gives_back_its_room(
         lost = await desk.streamed(path, vanishing(), 9_000)
         assert lost.status == 408 and "has not come within" in await lost.text()
         assert (await desk.bytes("forward_backward", body_of(desk, 1, tokens=1000))).status == 200
+
+
+async def test_a_body_that_is_nested_too_deeply_is_a_mistake_of_the_client(tmp_path: Path) -> None:
+    async with opened(tmp_path) as desk:
+        found = await desk.bytes("optim_step", b"[" * 60_000)
+        assert found.status == 400 and "nested too deeply" in (await found.json())["detail"]
+
+
+async def test_a_body_that_is_too_large_fails_its_future_and_the_next_request_is_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "LARGEST_BODY", 10_000)
+    async with opened(tmp_path) as desk:
+        chunk = sdk.Chunk(encoded_text=sdk.EncodedTextChunk(tokens=bytes(400_000)))
+        body = sdk.ForwardBackwardRequest(model_id=desk.model, seq_id=26, data=[sdk.Datum(model_input=[chunk])])
+        for seq in (1, 26):
+            body.seq_id = seq
+            accepted = await desk.bytes("forward_backward", body.SerializeToString())
+            assert (accepted.status, await accepted.json()) == (
+                200,
+                {"request_id": f"{desk.model}:{seq}", "model_id": desk.model},
+            )
+        await desk.save(2, snapshot(desk.model, 2), f"{desk.session}:sample:0")
+        found = await (await desk.post("retrieve_future", request_id=f"{desk.model}:1")).text()
+        assert "and 10000 is the most" in found and "cut its sequence" in found
+        refused = await desk.bytes("forward_backward", b"\x0a" + bytes(400_000))
+        assert refused.status == 400 and "does not begin with model_id" in await refused.text()

@@ -1,11 +1,13 @@
 """Answers that are lost after the gateway has done what was asked: the SDK asks again, and nothing is done twice."""
 
 import asyncio
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 SECONDS = 120
 MADE = {
+    "checkpoints",
     "client/config",
     "create_session",
     "create_model",
@@ -35,6 +38,11 @@ MADE = {
     "asample",
     "retrieve_future",
     "retrieve_futures",
+    "sessions",
+    "sessions/SESSION/finish",
+    "training_runs/MODEL/checkpoints/weights/a",
+    "training_runs/MODEL/checkpoints/weights/a/ttl",
+    "weights_info",
 }
 """Calls of the script below."""
 
@@ -71,11 +79,23 @@ class LosingProxy:
         body = await request.read()
         async with self._session.request(request.method, request.path_qs, data=body, headers=headers) as found:
             answer = web.Response(status=found.status, body=await found.read(), content_type=found.content_type)
-        self.answered[request.match_info["call"]] += 1
-        if self.answered[request.match_info["call"]] == 1:
+        call = re.sub("[0-9a-f]{16}", "SESSION", request.match_info["call"]).replace("SESSION:train:0", "MODEL")
+        self.answered[call] += 1
+        if self.answered[call] == 1:
             assert request.transport
             request.transport.abort()
         return answer
+
+
+def check_lists(rest: Any, state: str) -> None:
+    """What there is after the calls of a script, and its deletion."""
+    assert len(rest.list_sessions().result(timeout=SECONDS).sessions) == 1
+    assert rest.get_weights_info_by_tinker_path(state).result(timeout=SECONDS).lora_rank == 4
+    rest.set_checkpoint_ttl_from_tinker_path(state, 3600).result(timeout=SECONDS)
+    (listed,) = rest.list_user_checkpoints().result(timeout=SECONDS).checkpoints
+    assert listed.tinker_path == state and listed.expires_at
+    rest.delete_checkpoint_from_tinker_path(state).result(timeout=SECONDS)
+    assert not rest.list_user_checkpoints().result(timeout=SECONDS).checkpoints
 
 
 def test_a_script_hears_nothing_of_lost_answers_and_nothing_is_done_twice(tmp_path: Path) -> None:
@@ -100,6 +120,7 @@ def test_a_script_hears_nothing_of_lost_answers_and_nothing_is_done_twice(tmp_pa
             once = types.SamplingParams(max_tokens=1)
             found = sampler.sample(types.ModelInput.from_ints([9]), 1, once).result(timeout=SECONDS)
             assert found.sequences[0].tokens == [9]
+            check_lists(service.create_rest_client(), state)
     gateway.kill()
     assert {call for call, answers in proxy.answered.items() if answers > 1} >= MADE
     assert others.executed == {1: 1} and others.sampled == {9: 1}

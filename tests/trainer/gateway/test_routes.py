@@ -3,22 +3,23 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientResponse
+from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 from tinker import types
-from tinker.proto import tinker_public_pb2 as sdk
 from yarl import URL
 
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.clients import Keys
+from rljob_trainer.gateway.registry import sampler_name
 from rljob_trainer.gateway.samples import REQUEST_BYTES, Samples
 from rljob_trainer.gateway.servers import SamplingServers
 from rljob_trainer.gateway.service import GatewayService
-from rljob_trainer.gateway.wire import routes
+from rljob_trainer.gateway.wire.repeats import IDEMPOTENCY_KEY
 from rljob_trainer.gateway.wire.routes import API, Routes
 from rljob_trainer.wire.gateway import decode_work, encode
 from rljob_trainer.wire.service import CreateModel, SaveForSampler, SaveState, WorkResult
@@ -41,15 +42,24 @@ class Desk:
     async def post(self, path: str, /, **body: Any) -> ClientResponse:
         return await self._client.post(API + path, json=body, headers={"X-API-Key": "tml-anybody"})
 
-    async def call(self, method: str, path: str, /, **body: Any) -> ClientResponse:
-        return await self._client.request(method, API + path, json=body)
+    async def call(self, method: str, path: str, /, key: str = "", **body: Any) -> ClientResponse:
+        """`key`: of idempotency."""
+        headers = {IDEMPOTENCY_KEY: key} if key else {}
+        return await self._client.request(method, API + path, json=body, headers=headers)
+
+    @property
+    def routes(self) -> list[web.AbstractRoute]:
+        """Those of the gateway."""
+        return list(self._client.app.router.routes())
 
     @property
     def url(self) -> str:
         return str(self._client.make_url("/"))
 
-    async def bytes(self, path: str, body: bytes, encoding: str = "identity") -> ClientResponse:
-        return await self._client.post(API + path, data=body, headers={"Content-Encoding": encoding})
+    async def bytes(self, path: str, body: bytes, encoding: str = "identity", key: str = "") -> ClientResponse:
+        """`key`: of idempotency."""
+        headers = {"Content-Encoding": encoding} | ({IDEMPOTENCY_KEY: key} if key else {})
+        return await self._client.post(API + path, data=body, headers=headers)
 
     async def streamed(self, path: str, body: AsyncIterator[bytes], size: int) -> ClientResponse:
         """`size`: what the body is said to have."""
@@ -229,9 +239,9 @@ async def test_a_snapshot_that_is_deleted_while_it_is_read_goes_when_its_sample_
         path = f"tinker://{desk.model}/sampler_weights/read"
         read = await desk.save(1, snapshot(desk.model, 1), path)
         await desk.sampler(0, path)
-        name = await desk.sample(0)
-        given = {"session_id": desk.session, "sampling_session_seq_id": 0, "base_model": "base"}
-        assert (await desk.post("create_sampling_session", **given)).status == 200
+        name, names = await desk.sample(0), desk.service.names
+        sampler = sampler_name(desk.session, 0)
+        await names.sample(sampler, replace(names.samplers[sampler], directory="", replaced=True))
         assert (await desk.delete(f"training_runs/{desk.model}/checkpoints/sampler_weights/read")).status == 200
         await desk.service.sweep()
         assert read.is_dir()
@@ -310,33 +320,6 @@ async def test_a_result_that_is_not_kept_any_more_fails_its_future_and_says_so(t
         assert found.status == 200 and "does not keep the result" in (await found.json())["error"]
         never = await (await desk.post("retrieve_future", request_id=f"{desk.model}:9")).json()
         assert never["error"] == f"{desk.model}:9 is not known (any more): there is no request 9"
-
-
-async def test_a_body_that_is_nested_too_deeply_is_a_mistake_of_the_client(tmp_path: Path) -> None:
-    async with opened(tmp_path) as desk:
-        found = await desk.bytes("optim_step", b"[" * 60_000)
-        assert found.status == 400 and "nested too deeply" in (await found.json())["detail"]
-
-
-async def test_a_body_that_is_too_large_fails_its_future_and_the_next_request_is_executed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(routes, "LARGEST_BODY", 10_000)
-    async with opened(tmp_path) as desk:
-        chunk = sdk.Chunk(encoded_text=sdk.EncodedTextChunk(tokens=bytes(400_000)))
-        body = sdk.ForwardBackwardRequest(model_id=desk.model, seq_id=26, data=[sdk.Datum(model_input=[chunk])])
-        for seq in (1, 26):
-            body.seq_id = seq
-            accepted = await desk.bytes("forward_backward", body.SerializeToString())
-            assert (accepted.status, await accepted.json()) == (
-                200,
-                {"request_id": f"{desk.model}:{seq}", "model_id": desk.model},
-            )
-        await desk.save(2, snapshot(desk.model, 2), f"{desk.session}:sample:0")
-        found = await (await desk.post("retrieve_future", request_id=f"{desk.model}:1")).text()
-        assert "and 10000 is the most" in found and "cut its sequence" in found
-        refused = await desk.bytes("forward_backward", b"\x0a" + bytes(400_000))
-        assert refused.status == 400 and "does not begin with model_id" in await refused.text()
 
 
 async def test_a_call_that_is_not_served_fails_its_future_and_the_next_request_is_executed(tmp_path: Path) -> None:

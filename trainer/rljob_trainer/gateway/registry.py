@@ -1,6 +1,7 @@
 """The names that clients have for things: sessions, what was saved, and samplers. A name is on the disk before it counts."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -54,6 +55,10 @@ class Sampler:
     """The snapshot's name; empty: it has none."""
     replaced: bool = False
     """By later ones of its model, so that its snapshot is deleted."""
+
+    def is_of(self, path: str) -> bool:
+        """Whether it was made of what was saved as `path`; empty: of the base model."""
+        return self.path == path and (path != "" or not (self.directory or self.replaced))
 
     def of(self, request: SampleRequest, root: Path) -> SampleRequest:
         """The request, for what this sampler samples from. `root`: of the service."""
@@ -226,3 +231,8 @@ def session_of(name: str) -> str:
 
 def sampler_name(session: str, number: int) -> str:
     return f"{session}:sample:{number}"
+
+
+def seed_of(name: str) -> int:
+    """A seed for what a client gave none: the same whenever it is asked for."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:3], "big")

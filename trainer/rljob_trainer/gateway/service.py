@@ -1,7 +1,6 @@
 """What clients have: sessions, models, samplers, and what they have saved. Independent of the protocol in which they ask."""
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import time
@@ -159,10 +158,15 @@ class GatewayService:
         return self.books[model]
 
     async def sample_from(self, client: str, name: str, path: str = "") -> None:
-        """A new sampler: of what was saved as `path`, or of the base model. Raises UnknownError."""
+        """A new sampler: of what was saved as `path`, or of the base model. One that is there already is the same request, whatever the path names by
+        now. Raises UnknownError; ValueError for the name of another one."""
         self.hear(client, session_of(name))
-        directory = self.named(client, path).directory if path else ""
-        await self.names.sample(name, Sampler(client, directory, path))
+        known = self.names.samplers.get(name)
+        if known is None:
+            directory = self.named(client, path).directory if path else ""
+            await self.names.sample(name, Sampler(client, directory, path))
+        elif not known.is_of(path):
+            raise ValueError(f"{name} is there, and samples from something else")
 
     def sampler(self, client: str, name: str) -> Sampler:
         """Raises UnknownError."""
@@ -340,8 +344,3 @@ def creation_of(book: Book) -> CreateModel:
     created = decode_work(book.line.creation)
     assert isinstance(created, CreateModel), "request 0"
     return created
-
-
-def seed_of(name: str) -> int:
-    """A seed for what a client gave none: the same whenever it is asked for."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:3], "big")

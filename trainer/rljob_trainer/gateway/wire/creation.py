@@ -1,6 +1,6 @@
 """New models, as clients ask for them: what the service makes of that, and why it makes no such model."""
 
-from rljob_trainer.gateway.service import seed_of
+from rljob_trainer.gateway.registry import seed_of
 from rljob_trainer.gateway.wire.requests import LoraConfig, ModelParams
 from rljob_trainer.wire.service import CreateModel, WorkFailure
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -13,6 +14,7 @@ from rljob_trainer.gateway.files import GatewaySuperseded
 from rljob_trainer.gateway.service import GatewayService, UnknownError
 from rljob_trainer.gateway.wire import bodies
 from rljob_trainer.gateway.wire.handlers import RouteAnswer
+from rljob_trainer.gateway.wire.repeats import AnsweredCalls
 
 GONE = {"session_heartbeat": 410, "retrieve_future": 410}
 """Statuses by which clients hear that a session has ended, and that a sample has to be asked for again. Of other things that are not there: 404."""
@@ -30,6 +32,8 @@ HELD = (
     "load_weights",
 )
 """Requests of models, for which there may be no room for hours."""
+ONCE = (*HELD, "create_session", "create_model", "create_sampling_session")
+"""Posts that change something, and that a client repeats with their keys."""
 
 RouteHandler = Callable[[str, web.Request], Awaitable[RouteAnswer]]
 """Of the client's name and the request."""
@@ -40,7 +44,7 @@ class CallGuard:
     """Of one service."""
 
     def __init__(self, service: GatewayService, keys: Keys) -> None:
-        self._service, self._keys = service, keys
+        self._service, self._keys, self._answered = service, keys, AnsweredCalls()
 
     def around(self, handler: RouteHandler, path: str = "") -> Callable[[web.Request], Awaitable[web.Response]]:
         """`path`: of the call."""
@@ -51,7 +55,7 @@ class CallGuard:
             if client is None:
                 return bodies.refused(401, "this service does not know the API key")
             try:
-                said = await handler(client, request)
+                said = await self._said(handler, client, request, path)
             except ValidationError as error:
                 return bodies.refused(400, first_problem(error))
             except ValueError as error:
@@ -70,6 +74,11 @@ class CallGuard:
             return said if isinstance(said, web.Response) else web.json_response(said)
 
         return answer
+
+    async def _said(self, handler: RouteHandler, client: str, request: web.Request, path: str) -> RouteAnswer:
+        if request.method in ("PUT", "DELETE") or path in ONCE:
+            return await self._answered.once(client, request, partial(handler, client, request))
+        return await handler(client, request)
 
     async def missing(self, answer: web.Response) -> web.Response:
         """The answer about what is not there. A former gateway does not know what has begun since."""

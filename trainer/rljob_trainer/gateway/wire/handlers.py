@@ -11,9 +11,9 @@ from aiohttp import web
 from pydantic import Field
 
 from rljob_trainer.gateway.completions import number_of, queue_named, queue_of
-from rljob_trainer.gateway.registry import SavedModel, most_unnamed, sampler_name, session_of
+from rljob_trainer.gateway.registry import SavedModel, most_unnamed, sampler_name, seed_of, session_of
 from rljob_trainer.gateway.samples import Samples
-from rljob_trainer.gateway.service import GatewayService, UnknownError, creation_of, seed_of
+from rljob_trainer.gateway.service import GatewayService, UnknownError, creation_of
 from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.content import PLAIN, encoding_of
 from rljob_trainer.gateway.wire.requests import (

@@ -10,9 +10,9 @@ import logging
 from aiohttp import web
 
 from rljob_trainer.gateway.clients import Keys
-from rljob_trainer.gateway.registry import session_of
+from rljob_trainer.gateway.registry import seed_of, session_of
 from rljob_trainer.gateway.samples import Samples
-from rljob_trainer.gateway.service import GatewayService, UnknownError, creation_of, seed_of
+from rljob_trainer.gateway.service import GatewayService, UnknownError, creation_of
 from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.bodies import Pass, beginning
 from rljob_trainer.gateway.wire.content import PLAIN, SMALL, received
