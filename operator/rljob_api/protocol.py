@@ -288,9 +288,9 @@ class ServiceReport(Wire):
     waiting: Count = 0
     """Requests that wait for ranks or servers."""
     idle: bool = False
-    """Whether nobody has asked for anything for `service.idleSeconds`, and nothing waits."""
+    """Whether nobody has asked the ranks of `attempt` for anything for `service.idleSeconds`, and nothing waits."""
     attempt: Count = 0
-    """The attempt whose driver asked for work last; 0: none."""
+    """The attempt whose driver began to ask for work last; 0: none."""
     answered: Count = 0
     """Requests that its ranks were the first to answer."""
     trained_tokens: Annotated[int, Field(ge=0, le=2**62)] = 0

@@ -15,8 +15,9 @@ pytestmark = pytest.mark.slow
 
 
 def say(world: Lab, **report: Any) -> None:
+    attempt = world.status.attempt.number if world.status.attempt else 0
     for gateway in world.gateways.values():
-        gateway.service = ServiceReport(**report)
+        gateway.service = ServiceReport(attempt=attempt, **report)
 
 
 def roles(world: Lab) -> set[str]:

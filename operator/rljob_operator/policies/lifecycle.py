@@ -172,7 +172,8 @@ def _fail(status: JobStatus, reason: str, message: str) -> Change:
 
 
 def sleep_when_idle(s: Snapshot, status: JobStatus) -> Change:
-    """The gateway says how long nobody has asked. What it does not say changes nothing: it may be restarting."""
+    """The gateway says whether nobody has asked for long since the attempt's ranks began. What it does not say changes nothing: it may be restarting,
+    or the ranks load the model."""
     if s.spec is None or status.outcome:
         return Change(status)  # nothing starts: until the spec is valid again, and never
     limit = s.spec.service.idle_seconds
@@ -184,9 +185,8 @@ def sleep_when_idle(s: Snapshot, status: JobStatus) -> Change:
     attempt = status.attempt
     if limit is None or s.service is None or not s.service.idle or attempt is None or not is_open(attempt):
         return Change(status)
-    since = seconds(attempt.started_at)  # somebody may have resumed the job by hand
-    if attempt.command != "run" or s.now < since + limit:
-        return Change(status, due=(since + limit,) if s.now < since + limit else ())
+    if attempt.command != "run" or s.service.attempt != attempt.number:
+        return Change(status)
     text = f"nobody has asked for anything for idleSeconds ({limit} s): trainers and rollouts are released"
     return Change(set_(status, asleep=True), (Event("Normal", reasons.IDLE, text),))
 

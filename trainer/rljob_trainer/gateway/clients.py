@@ -174,17 +174,17 @@ class ServiceTally:
     """What was answered that nobody had an answer to before. A repetition counts for nothing."""
 
     attempt: int = 0
-    """Of the driver that asked for work last."""
+    """Whose ranks began last."""
     answered: int = 0
     """By its ranks."""
     trained_tokens: int = 0
     sampled_tokens: int = 0
     active: float = field(default_factory=time.monotonic)
-    """When somebody was answered last, or the gateway began."""
+    """When somebody was answered last, or the ranks, or the gateway, began."""
 
-    def begin(self) -> None:
-        """The ranks of another attempt."""
-        self.answered = 0
+    def begin(self, attempt: int) -> None:
+        """The ranks of this attempt have loaded the model and ask for work."""
+        self.attempt, self.answered, self.active = attempt, 0, time.monotonic()
 
     def trained(self, tokens: int) -> None:
         """A request of a model was answered."""

@@ -99,7 +99,7 @@ class Desk:
         """
         async with self._deciding:
             if life != self._life:
-                await self._begin(life, failed == self._attempt)
+                await self._begin(life, attempt, failed == self._attempt)
                 self._attempt = attempt
             piece = await self._offer(draining)
         if piece or draining:
@@ -122,12 +122,12 @@ class Desk:
                 self._kinds.spend(piece.kind, time.monotonic() - self._began)
                 self._pending = None
 
-    async def _begin(self, life: str, failed: bool) -> None:
+    async def _begin(self, life: str, attempt: int, failed: bool) -> None:
         """Ranks that are new, or that a former gateway has given work, of which nobody knows how far they are. `failed`: whether the last ones ended
         by what they did."""
         if self._pending and failed:
             await self._failed_with(self._pending)
-        self.tally.begin()
+        self.tally.begin(attempt)
         if self.policies:
             self.policies.begin()
         for book in self._clients.living():

@@ -54,7 +54,7 @@ class WorkRoutes:
         self.app.router.add_get("/health", self._health)
 
     async def _next(self, request: web.Request) -> web.Response:
-        self._desk.tally.attempt = attempt = self._admitted(request)
+        attempt = self._admitted(request)
         said = await request.json()
         self._servers.follow(attempt, [RolloutEndpoint.model_validate(e) for e in said["rollouts"]])
         draining = DRAINING in request.query
