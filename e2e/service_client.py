@@ -1,6 +1,6 @@
-"""A loop of a client: `python service_client.py URL MODEL STEPS SECONDS RANK` prints the losses of its steps and the log-probabilities at the end.
+"""A loop of a client: `python service_client.py URL MODEL STEPS SECONDS RANK PAUSE` prints its losses, and log-probabilities at the end.
 
-A step takes SECONDS at least, so that there is time to disturb it. RANK 0: all parameters are trained.
+A step takes SECONDS at least, so that there is time to disturb it. RANK 0: all parameters are trained. After step PAUSE it waits for a line.
 """
 
 import json
@@ -27,7 +27,7 @@ def datum(text: int) -> types.Datum:
     return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
 
 
-def main(url: str, model: str, steps: int, seconds: float, rank: int) -> None:
+def main(url: str, model: str, steps: int, seconds: float, rank: int, pause: int) -> None:
     with tinker.ServiceClient(base_url=url, api_key="tml-any") as service:
         training = service.create_lora_training_client(base_model=model, rank=rank, seed=1).result()
         losses = []
@@ -37,6 +37,8 @@ def main(url: str, model: str, steps: int, seconds: float, rank: int) -> None:
             losses.append(found.result().metrics["loss:sum"])
             print(f"step {step + 1}", flush=True)
             time.sleep(seconds)
+            if step + 1 == pause:
+                sys.stdin.readline()
         sampler = training.save_weights_and_get_sampling_client().result()
         served = sampler.compute_logprobs(types.ModelInput.from_ints(tokens_of(0))).result()
         last = training.forward([datum(0)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
@@ -44,4 +46,4 @@ def main(url: str, model: str, steps: int, seconds: float, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]), int(sys.argv[6]))

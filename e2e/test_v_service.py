@@ -1,32 +1,22 @@
 """A loop of a client's own trains adapters, or all parameters, on the cluster by the official SDK, while pods of the service are killed, and while it
 is suspended."""
 
-import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from e2e.conftest import UNTRAINED, Lab
-from e2e.job import EXAMPLES, Job
+from e2e import service
+from e2e.conftest import Lab
+from e2e.job import Job
 from e2e.kube import wait_for
-from e2e.prepare import WORKBENCH
 from rljob_api import names
 
 pytestmark = pytest.mark.extra
 
-CLIENT = Path(__file__).with_name("service_client.py")
-START, PORT, STEPS, SECONDS = "/data/starts/service", 18470, 12, 2.0
-LONGEST = 1500.0
-"""Seconds of a script, with all that happens meanwhile."""
+STEPS, SECONDS = 12, 2.0
 
 
 @dataclass(frozen=True)
@@ -49,13 +39,7 @@ def offer(request: pytest.FixtureRequest) -> Offer:
 
 @pytest.fixture(scope="module")
 def job(empty_lab: Lab, offer: Offer) -> Iterator[Job]:
-    empty_lab.kube.execute(WORKBENCH, "python", "-c", UNTRAINED, START, timeout=300)
-    manifest = yaml.safe_load((EXAMPLES / "service" / "service.yaml").read_text())
-    manifest["spec"] |= {"image": empty_lab.provider.trainer_image, "checkpoint": {"path": f"/data/runs/{offer.rank}"}}
-    manifest["spec"]["model"]["path"] = f"{START}/untrained"
-    manifest["spec"]["service"] |= {"checkpointSeconds": 5} | offer.service
-    empty_lab.kube.apply(manifest)
-    job = Job(empty_lab.kube, manifest["metadata"]["name"])
+    job = service.start(empty_lab, f"service-{offer.rank}", service=offer.service)
     job.wait_for_state("Running", timeout=900)
     yield job
     job.delete()
@@ -63,43 +47,12 @@ def job(empty_lab: Lab, offer: Offer) -> Iterator[Job]:
 
 @pytest.fixture(scope="module")
 def url(job: Job) -> Iterator[str]:
-    """The gateway, as this machine reaches it. A connection that ends with its pod is made again."""
-    ended = threading.Event()
-    service = f"service/{names.gang(job.name, names.ROLE_GATEWAY)}"
-    command = ["kubectl", "-n", job.kube.namespace, "port-forward", service, f"{PORT}:{names.GATEWAY_PORT}"]
-
-    def forward() -> None:
-        while not ended.is_set():
-            with subprocess.Popen(command, env=job.kube.environment) as process:
-                while process.poll() is None and not ended.wait(0.2):
-                    pass
-                process.terminate()
-            ended.wait(0.5)
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(forward)
-        yield f"http://127.0.0.1:{PORT}"
-        ended.set()
+    with service.reached(job) as url:
+        yield url
 
 
-def script(url: str, offer: Offer, events: dict[int, Callable[[], None]]) -> dict[str, Any]:
-    """What a script finds. `events`: what happens after a step of it."""
-    command = [sys.executable, str(CLIENT), url, "arithmetic", str(STEPS), str(SECONDS), str(offer.rank)]
-    environment = os.environ | {"TINKER_TELEMETRY": "0"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        watchdog = threading.Timer(LONGEST, process.kill)
-        watchdog.start()
-        try:
-            for line in process.stdout:
-                if line.startswith("step "):
-                    events.get(int(line.split()[1]), lambda: None)()
-                else:
-                    found: dict[str, Any] = json.loads(line)
-        finally:
-            watchdog.cancel()
-    assert process.returncode == 0
-    return found
+def script(url: str, offer: Offer, events: dict[int, Callable[[], object]]) -> dict[str, Any]:
+    return service.script(url, STEPS, SECONDS, offer.rank, events)
 
 
 @pytest.fixture(scope="module")
