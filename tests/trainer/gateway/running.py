@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import psutil
 import yaml
 
 from api.specs import raw_spec
+from rljob_api import names
+from rljob_api.protocol import Control
 from trainer.pod.gang import wait_for
 
 SECONDS = 300
@@ -28,6 +31,16 @@ class RunningService:
     output: Path
     url: str
     model: str
+
+    @property
+    def generated(self) -> int:
+        """Tokens that its server has generated."""
+        files = self.output.parent.glob(f"work/**/{names.CONTROL_KEY}")
+        servers = [server for file in files for server in Control.model_validate_json(file.read_text()).rollouts]
+        with urlopen(f"{servers[0].url}/metrics") as found:
+            said = re.search(r"^vllm:generation_tokens_total{.*} (\S+)", found.read().decode(), re.MULTILINE)
+        assert said, "no tokens are counted"
+        return int(float(said[1]))
 
     def kill(self, what: str) -> None:
         """SIGKILL the oldest process in whose command line this stands."""

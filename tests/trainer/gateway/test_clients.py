@@ -1,6 +1,7 @@
 """A loop of the official SDK against a service on this machine: real ranks, a real vLLM server, and the gateway. One service serves all tests."""
 
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ from tinker import types
 
 from trainer.gateway.calls_page import OLDER, PAGE, PINNED, VERSIONS, cell, outcomes, rows
 from trainer.gateway.running import SECONDS, RunningService, running
+from trainer.pod.gang import wait_for
 from trainer.server.models import make
 
 pytestmark = pytest.mark.slow
@@ -22,7 +24,7 @@ STEP = types.AdamParams(learning_rate=1e-2)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     root = tmp_path_factory.mktemp("service")
-    offered = {"checkpointSeconds": 1, "maxModels": 24, "maxRank": 32}
+    offered = {"checkpointSeconds": 1, "maxModels": 24, "maxRank": 32, "maxTokens": 512}
     with running(root, make(root / "model", seed=3), service=offered) as found:
         yield found
 
@@ -162,6 +164,59 @@ def test_two_clients_of_ranks_8_and_32_at_once_get_the_bits_that_each_gets_alone
             mine = log_probs(training.forward([datum(10)], "cross_entropy").result(timeout=SECONDS))[:18]
             served = sampler.result(timeout=SECONDS).compute_logprobs(tokens).result(timeout=SECONDS)[1:19]
             assert np.array(served) == pytest.approx(mine, abs=2e-5)
+
+
+PROMPT = [10 + i for i in range(20)]
+LONG = types.SamplingParams(max_tokens=480, temperature=1.0, seed=5, stop=[])
+
+
+def published(training: Any) -> None:
+    """Train a step, and sample from a new snapshot."""
+    training.forward_backward([datum(10)], "cross_entropy")
+    training.optim_step(STEP)
+    sampler = training.save_weights_and_get_sampling_client().result(timeout=SECONDS)
+    sampler.compute_logprobs(types.ModelInput.from_ints(PROMPT)).result(timeout=SECONDS)
+
+
+def turn(run: RunningService, training: Any) -> tuple[int, int]:
+    """Tokens that the server generates for others while a client publishes, and as long after that."""
+    before, begun = run.generated, time.monotonic()
+    published(training)
+    seconds, middle = time.monotonic() - begun, run.generated
+    time.sleep(seconds)
+    return middle - before - 1, run.generated - middle
+
+
+def scored(training: Any, tokens: list[int]) -> np.ndarray:
+    """By the ranks: of each token behind the prompt."""
+    sequence = [*PROMPT, *tokens]
+    columns = {"target_tokens": np.array(sequence[1:]), "weights": np.ones(len(sequence) - 1, np.float32)}
+    inputs = {name: types.TensorData.from_numpy(values) for name, values in columns.items()}
+    asked = [types.Datum(model_input=types.ModelInput.from_ints(sequence[:-1]), loss_fn_inputs=inputs)]
+    return log_probs(training.forward(asked, "cross_entropy").result(timeout=SECONDS))[len(PROMPT) - 1 :]
+
+
+def test_a_sample_goes_on_with_the_bits_of_its_own_adapters_while_another_client_publishes(
+    run: RunningService, service: tinker.ServiceClient
+) -> None:
+    mine, prompt = model_of(service, run, rank=32), types.ModelInput.from_ints(PROMPT)
+    learnt(mine, run, first=50)
+    sampler = mine.save_weights_and_get_sampling_client().result(timeout=SECONDS)
+    alone = sampler.sample(prompt, 1, LONG).result(timeout=SECONDS).sequences[0]
+    with tinker.ServiceClient(base_url=run.url, api_key="tml-any") as other:
+        theirs, before = model_of(other, run, rank=8), run.generated
+        sampled = sampler.sample(prompt, 1, LONG).future()
+        wait_for("tokens", lambda: run.generated > before + 10, SECONDS)
+        turns = list[tuple[int, int]]()
+        while not sampled.done():
+            turns.append(turn(run, theirs))
+        print(f"tokens while another client publishes, and as long after that: {turns}")
+        during, after = map(sum, zip(*turns[:-1], strict=True))  # the last turn may have outlasted the sample
+        assert during > 0.2 * after
+        found = sampled.result(timeout=SECONDS).sequences[0]
+        assert (found.tokens, found.logprobs) == (alone.tokens, alone.logprobs)
+        assert scored(mine, found.tokens) == pytest.approx(np.array(found.logprobs), abs=5e-5)
+        assert np.abs(scored(theirs, found.tokens) - np.array(found.logprobs))[-20:].max() > 0.1
 
 
 @pytest.mark.parametrize("version", [PINNED, *(pytest.param(older, marks=pytest.mark.extra) for older in OLDER)])
