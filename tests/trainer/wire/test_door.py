@@ -43,6 +43,44 @@ def test_a_stranger_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch, door: Door
     stranger.close()
 
 
+def test_nobody_waits_for_strangers_however_many_they_are_and_whatever_they_say(
+    monkeypatch: pytest.MonkeyPatch, door: Door
+) -> None:
+    monkeypatch.setattr(doors, "KNOCK_SECONDS", 3600)
+    strangers = [socket.create_connection(door.address) for _ in range(20)]
+    for stranger in strangers[1::2]:
+        stranger.sendall(b"\xffno")
+    began = time.monotonic()
+    enter(*door.address, "g")
+    door.take("g", never)
+    door.clear()
+    assert time.monotonic() - began < 60
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_stranger_who_says_a_byte_now_and_then_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "KNOCK_SECONDS", 0.3)
+    door = Door(HERE)
+    stranger = socket.create_connection(door.address)
+    began = time.monotonic()
+    with pytest.raises(ConnectionError):
+        while time.monotonic() < began + 60:
+            stranger.sendall(b"\xff")
+            door.clear()
+            time.sleep(0.05)
+    door.close()
+
+
+def test_a_name_that_comes_byte_by_byte_is_heard_and_what_follows_it_is_for_the_taker(door: Door) -> None:
+    before = socket.create_connection(door.address)
+    for byte in b"\x02gh":
+        before.sendall(bytes([byte]))
+        door.clear()
+    before.sendall(b"!")
+    assert door.take("gh", never).recv(1) == b"!"
+
+
 def test_whoever_is_not_taken_is_sent_away_in_the_end(monkeypatch: pytest.MonkeyPatch, door: Door) -> None:
     monkeypatch.setattr(doors, "MOST_WAITING", 2)
     ends = [enter(*door.address, f"{i}") for i in range(4)]

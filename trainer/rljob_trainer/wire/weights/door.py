@@ -1,23 +1,41 @@
 """Where other processes connect to a worker: the one before it in a chain, and senders that want to know whether it still exists."""
 
-import select
+import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.polling import CalledOffError
 from rljob_trainer.wire.weights.protocol import ServerWorker
-from rljob_trainer.wire.weights.rendezvous import RemoteStore, exactly
+from rljob_trainer.wire.weights.rendezvous import RemoteStore
 
 KNOCK_SECONDS = 2.0
-"""Time limit for the name of the group, after a connection is made, and for finding out whether a worker exists."""
+"""Time limit for the whole name of the group, after a connection is made, and for finding out whether a worker exists."""
 POLL_SECONDS = 0.1
 MOST_WAITING = 256
 """Connections of groups that this worker has not come to. It takes senders in turn, and each may have connected the one before it."""
+
+
+@dataclass(eq=False, slots=True)
+class Visitor:
+    """Somebody who has connected, and has not said all of the name of a group. Nobody waits for that."""
+
+    connection: socket.socket
+    deadline: float
+    said: bytearray
+    """The length of the name, in one byte, and the name."""
+
+    def listen(self) -> bool:
+        """Whether the name is complete. Raises OSError when the other end is closed. Reads nothing behind the name."""
+        rest = 1 + self.said[0] - len(self.said) if self.said else 1
+        got = self.connection.recv(rest)
+        if rest and not got:
+            raise ConnectionError("the other end is closed")
+        self.said += got
+        return len(self.said) == 1 + self.said[0]
 
 
 class Door:
@@ -27,7 +45,11 @@ class Door:
         """`host`: an IP of this machine that the others can reach."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=MOST_WAITING)
-        self._listener.settimeout(POLL_SECONDS)
+        self._listener.setblocking(False)
+        self._heard = selectors.DefaultSelector()
+        self._heard.register(self._listener, selectors.EVENT_READ)
+        self._visitors: list[Visitor] = []
+        """The oldest first."""
         self._waiting: dict[str, socket.socket] = {}
         """By the name of their group."""
 
@@ -45,32 +67,70 @@ class Door:
                 raise CalledOffError
             if time.monotonic() > deadline:
                 raise TimeoutError("the one before did not connect in time")
-            with suppress(TimeoutError):  # nobody came
-                self._admit(self._listener.accept()[0])
+            self._hear(POLL_SECONDS)
         return self._waiting.pop(group)
 
     def clear(self) -> None:
         """Let in whoever is outside: who only knocked takes up room there."""
-        outside = select.poll()
-        outside.register(self._listener, select.POLLIN)
-        while outside.poll(0):
-            self._admit(self._listener.accept()[0])
+        while self._hear(0):
+            pass
 
     def close(self) -> None:
-        for connection in (self._listener, *self._waiting.values()):
+        self._heard.close()
+        for connection in (self._listener, *(v.connection for v in self._visitors), *self._waiting.values()):
             connection.close()
-        self._waiting = {}
+        self._visitors, self._waiting = [], {}
 
-    def _admit(self, connection: socket.socket) -> None:
-        connection.settimeout(KNOCK_SECONDS)
+    def _hear(self, seconds: float) -> bool:
+        """Let in who comes, and listen to those who are there. Returns whether anybody did anything within so many seconds."""
+        ready = self._heard.select(seconds)
+        for key, _ in ready:
+            if key.data is None:
+                self._admit()
+            else:
+                self._listen(key.data)
+        while self._visitors and self._visitors[0].deadline < time.monotonic():
+            self._send_away(self._visitors[0])
+        return bool(ready)
+
+    def _admit(self) -> None:
         try:
-            group = exactly(connection, exactly(connection, 1)[0]).decode()
-        except (OSError, UnicodeDecodeError):
-            connection.close()
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # who came has left already
             return
-        self._waiting[group] = connection
+        connection.setblocking(False)
+        visitor = Visitor(connection, time.monotonic() + KNOCK_SECONDS, bytearray())
+        self._visitors.append(visitor)
+        self._heard.register(connection, selectors.EVENT_READ, visitor)
+        self._listen(visitor)  # most have said all by now
+        if len(self._visitors) > MOST_WAITING:
+            self._send_away(self._visitors[0])
+
+    def _listen(self, visitor: Visitor) -> None:
+        if visitor not in self._visitors:  # sent away by one who came in the same moment
+            return
+        try:
+            if not visitor.listen():
+                return
+            group = visitor.said[1:].decode()
+        except BlockingIOError:
+            return
+        except (OSError, UnicodeDecodeError):
+            self._send_away(visitor)
+            return
+        self._forget(visitor)
+        visitor.connection.settimeout(KNOCK_SECONDS)
+        self._waiting[group] = visitor.connection
         if len(self._waiting) > MOST_WAITING:
             self._waiting.pop(next(iter(self._waiting))).close()
+
+    def _send_away(self, visitor: Visitor) -> None:
+        self._forget(visitor)
+        visitor.connection.close()
+
+    def _forget(self, visitor: Visitor) -> None:
+        self._heard.unregister(visitor.connection)
+        self._visitors.remove(visitor)
 
 
 @dataclass(frozen=True, slots=True)
