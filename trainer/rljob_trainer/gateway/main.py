@@ -37,6 +37,9 @@ CONTROL_SECONDS = 0.2
 """Interval at which the control message is looked for."""
 GOODBYE_SECONDS = 1.0
 """For requests under way when the gateway ends; long polls are cut."""
+IDLE_SECONDS = 120.0
+"""For which a connection without a request stays open: it costs some 20 KiB, and clients open thousands and may vanish. Longer than clients (90 s)
+and most proxies (60 s) keep theirs, so that they seldom send a request over one that closes just then."""
 DIRECTORY = "service"
 """Below spec.checkpoint.path."""
 log = logging.getLogger(__name__)
@@ -179,7 +182,7 @@ async def _follow(channel: Path, service: GatewayService, servers: SamplingServe
 
 
 async def _serve(app: web.Application, address: str | None, port: int) -> web.AppRunner:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=GOODBYE_SECONDS)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=GOODBYE_SECONDS, keepalive_timeout=IDLE_SECONDS)
     await runner.setup()
     await web.TCPSite(runner, address, port).start()
     return runner

@@ -21,6 +21,7 @@ from rljob_trainer.gateway.wire.downloads import Downloads
 from rljob_trainer.gateway.wire.fields import MOST_FIELDS, count_fields
 from rljob_trainer.gateway.wire.guard import LONGEST_HOLD, CallGuard, RouteHandler
 from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes, of_rank
+from rljob_trainer.gateway.wire.passing import passing
 from rljob_trainer.gateway.wire.requests import (
     EXTERNAL_WEIGHTS,
     POLL_SECONDS,
@@ -61,7 +62,8 @@ class Routes:
         self._spec = service.spec
         self._decompressing = asyncio.Lock()
         """One pass at a time is larger than what its client has taken of the memory."""
-        self.app = web.Application(client_max_size=LARGEST_BODY, handler_args={"auto_decompress": False})
+        given = {"auto_decompress": False}
+        self.app = web.Application(client_max_size=LARGEST_BODY, handler_args=given, middlewares=[passing])
         listing = ListingRoutes(service, base_model)
         posts: dict[str, RouteHandler] = {
             "client/config": self._flags,
