@@ -1,8 +1,10 @@
 """Who is taken for gone, and what clients hear of what is not there: by gateways that stood still, were started again, or have been followed."""
 
 import asyncio
+import errno
 import tempfile
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES
 from rljob_trainer.gateway.listening import LONGEST_SECONDS, ListeningClock
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.servers import SamplingServers
 from rljob_trainer.gateway.service import GRACE_SECONDS, GatewayService, UnknownError
-from rljob_trainer.wire.service import CreateModel, WorkFailure
+from rljob_trainer.wire.service import CreateModel, OptimStep, WorkFailure
 from trainer.gateway.test_routes import SPEC, Desk, opened
-from trainer.gateway.world import World
+from trainer.gateway.world import SNAPSHOT, World
 
 HEARTBEAT = 10.0
 """Seconds between two of the SDK's."""
@@ -170,3 +173,37 @@ async def test_a_session_is_ended_once_more_where_the_answer_was_lost(tmp_path: 
     again.hear("another client", other)
     with pytest.raises(UnknownError):
         again.hear("anybody", desk.session)
+
+
+@pytest.mark.parametrize("fails", range(3))
+async def test_what_a_session_had_goes_with_it_though_the_volume_fails_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    """`fails`: deletions before that."""
+    world = World(tmp_path)
+    await world.begin()
+    second = f"{world.session}:train:1"
+    await world.service.create("ann", CreateModel(model=second, seq=0, rank=4, seed=1))
+    await world.service.ask("ann", second, 1, OptimStep(model=second, seq=1, learning_rate=0.1))
+    for seq in range(1, SNAPSHOT + 1):
+        await world.ask(seq)
+    await world.idle()
+    assert len(directories(tmp_path)) == 3, "a snapshot, and a checkpoint of each model"
+    deletions, check = count(), world.service.claim.check
+
+    def checked() -> None:
+        if next(deletions) == fails:
+            raise OSError(errno.EIO, "the volume is away")
+        check()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.service.claim, "check", checked)
+        with pytest.raises(OSError, match="the volume is away"):
+            await world.service.close_session("ann", world.session)
+    await asyncio.gather(*(world.service.sweep() for _ in range(2)))
+    assert not world.service.books and not directories(tmp_path)
+
+
+def directories(root: Path) -> set[Path]:
+    """Of what ranks have written."""
+    return {path for kind in (STATES, SNAPSHOTS, CHECKPOINTS) for path in (root / kind).glob("*/*")}

@@ -196,9 +196,9 @@ class GatewayService:
     async def sweep(self) -> None:
         """End sessions of clients that are gone, and drop what has expired, and results that nobody fetches any more."""
         self.clock.mark()
-        for name, session in list(self.names.sessions.items()):
-            if self.clock.seconds - session.heard > self.spec.session_timeout_seconds:
-                log.warning("session %s has said nothing for %d s", name, self.spec.session_timeout_seconds)
+        for name in {*self.names.sessions, *map(session_of, self.books)}:
+            if self._is_over(name):
+                log.warning("session %s is over: nothing was heard of it for too long", name)
                 try:
                     await self._end(name)
                 except OSError as error:  # a full volume, for example: clients can still delete, and it is tried again
@@ -207,6 +207,11 @@ class GatewayService:
         await self._remove_unused(*self._leaving)
         for book in self.books.values():
             book.line.forget(self.clock.seconds - GRACE_SECONDS)
+
+    def _is_over(self, session: str) -> bool:
+        """Its client has said nothing for too long; or the volume's trouble has left models of a session that has ended."""
+        known = self.names.sessions.get(session)
+        return known is None or self.clock.seconds - known.heard > self.spec.session_timeout_seconds
 
     async def _expire(self) -> None:
         now = time.time()
@@ -280,9 +285,7 @@ class GatewayService:
 
     async def _end(self, session: str) -> None:
         async with self._creating:  # no model of it begins meanwhile
-            if session not in self.names.sessions:
-                return
-            gone = await self.names.close(session)
+            gone = await self.names.close(session) if session in self.names.sessions else set[str]()
         if self.sampling:
             await self.sampling.end(session)
         await self._remove_unused(*gone)
@@ -290,20 +293,22 @@ class GatewayService:
             await self._forget(model, "the session has ended")
 
     async def _forget(self, model: str, why: str) -> None:
-        book = self.books.pop(model)
-        self.desk.drop(model)
-        await book.remove(WorkFailure(message=why))
-        await self._remove_unused(*book.line.directories)
+        book = self.books.pop(model, None)
+        if book:  # else somebody else ends its session, too
+            self.desk.drop(model)
+            await book.remove(WorkFailure(message=why))
+            await self._remove_unused(*book.line.directories)
 
     async def _remove_unused(self, *directories: str) -> None:
         """Delete what no name, no sampler and no model needs any more, as soon as nobody reads it."""
         unused = set(directories) - self._used - {""}
-        self._leaving = (self._leaving - set(directories)) | unused & self._read
-        gone = unused - self._leaving
+        self._leaving = (self._leaving - set(directories)) | unused
+        gone = unused - self._read
         if gone:
             await asyncio.to_thread(self.claim.check)
         for directory in gone:
             await asyncio.to_thread(self.files.remove, directory)
+            self._leaving.discard(directory)
 
     @property
     def _read(self) -> set[str]:
@@ -324,10 +329,8 @@ class GatewayService:
     def _kept(self) -> Mapping[str, int]:
         """Bytes of requests, results and samples, by client."""
         kept = Counter(self.sampling.held if self.sampling else {})
-        for model, book in self.books.items():
-            session = self.names.sessions.get(session_of(model))
-            if session:
-                kept[session.client] += book.line.size
+        for book in self.books.values():
+            kept[self.owner(book)] += book.line.size
         return kept
 
 
