@@ -18,7 +18,8 @@ from rljob_trainer.gateway.listening import LONGEST_SECONDS, ListeningClock
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.servers import SamplingServers
 from rljob_trainer.gateway.service import GRACE_SECONDS, GatewayService, UnknownError
-from rljob_trainer.wire.service import CreateModel, OptimStep, WorkFailure
+from rljob_trainer.wire.gateway import encode
+from rljob_trainer.wire.service import CreateModel, OptimStep, SaveForSampler, WorkFailure, WorkResult
 from trainer.gateway.test_routes import SPEC, Desk, opened
 from trainer.gateway.world import SNAPSHOT, World
 
@@ -131,6 +132,8 @@ POSTS: list[tuple[str, dict[str, Any], int]] = [
     ("weights_info", {"tinker_path": PATH}, 404),
 ]
 """Calls about a session, and the status if there is none such."""
+NAMES = [f"{call} {i}" for i, (call, *_) in enumerate(POSTS)]
+each_call = pytest.mark.parametrize(("call", "body"), [(call, body) for call, body, _ in POSTS], ids=NAMES)
 
 
 def filled(value: Any, names: dict[str, str]) -> Any:
@@ -144,7 +147,7 @@ async def asked(desk: Desk, call: str, body: dict[str, Any], session: str) -> in
     return (await desk.post(call.format(**names), **filled(body, names))).status
 
 
-@pytest.mark.parametrize(("call", "body", "status"), POSTS, ids=[f"{call} {i}" for i, (call, *_) in enumerate(POSTS)])
+@pytest.mark.parametrize(("call", "body", "status"), POSTS, ids=NAMES)
 async def test_a_gateway_that_another_one_has_followed_says_of_nothing_that_it_is_not_there(
     tmp_path: Path, call: str, body: dict[str, Any], status: int
 ) -> None:
@@ -154,6 +157,28 @@ async def test_a_gateway_that_another_one_has_followed_says_of_nothing_that_it_i
         session = await latter.open_session("anybody")
         await latter.create("anybody", CreateModel(model=f"{session}:train:0", seq=0, rank=4, seed=1))
         assert await asked(desk, call, body, session) == 503, "the client asks again, and reaches the other one"
+
+
+@each_call
+async def test_a_gateway_whose_volume_is_away_says_of_nothing_that_it_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, body: dict[str, Any]
+) -> None:
+    """Nor 5xx, after which clients would ask for a result again at once."""
+    async with opened(tmp_path) as desk:
+        monkeypatch.setattr(desk.service.claim, "check", away)
+        assert await asked(desk, call, body, "0123") in (402, 429)
+
+
+@each_call
+async def test_a_gateway_that_cannot_read_its_keys_refuses_nobody_for_good(
+    tmp_path: Path, call: str, body: dict[str, Any]
+) -> None:
+    async with opened(tmp_path, keys=tmp_path / "away") as desk:
+        assert await asked(desk, call, body, desk.session) in (402, 429)
+
+
+def away() -> None:
+    raise OSError(errno.EIO, "the volume is away")
 
 
 async def test_a_client_whose_session_is_not_there_hears_it_from_each_future_of_a_model(tmp_path: Path) -> None:
@@ -193,7 +218,7 @@ async def test_what_a_session_had_goes_with_it_though_the_volume_fails_meanwhile
 
     def checked() -> None:
         if next(deletions) == fails:
-            raise OSError(errno.EIO, "the volume is away")
+            away()
         check()
 
     with monkeypatch.context() as patched:
@@ -202,6 +227,23 @@ async def test_what_a_session_had_goes_with_it_though_the_volume_fails_meanwhile
             await world.service.close_session("ann", world.session)
     await asyncio.gather(*(world.service.sweep() for _ in range(2)))
     assert not world.service.books and not directories(tmp_path)
+
+
+async def test_a_snapshot_that_is_named_while_its_session_ends_goes_with_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    for seq in range(1, SNAPSHOT + 1):
+        await world.ask(seq)
+    while not isinstance(work := await world.offered(), SaveForSampler):
+        await world.work()
+    piece = await world.service.desk.next("0", False, 0.0)
+    world.ranks.do(work)
+    ending = asyncio.create_task(world.service.close_session("ann", world.session))
+    await asyncio.sleep(0)
+    assert piece and world.session in world.service.names.sessions, "its end is being written"
+    await world.service.desk.done(piece.ticket, encode(WorkResult()))
+    await ending
+    assert not world.service.names.samplers and not directories(tmp_path)
 
 
 def directories(root: Path) -> set[Path]:

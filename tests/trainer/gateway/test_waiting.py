@@ -50,7 +50,7 @@ async def test_a_request_of_a_model_is_held_while_there_is_no_room_and_is_taken_
         with monkeypatch.context() as full:
             full.setattr(Journal, "append", no_room)
             status, why = await submitted(desk, call)
-            assert status == 402 and "the service's volume takes nothing now: No space left" in why
+            assert status == 402 and "a volume of the service does not work now: No space left" in why
         with monkeypatch.context() as full:
             full.setattr(clients, "MOST_OF_CLIENT", 10)
             full.setattr(clients, "SPARE", 0)
@@ -90,7 +90,9 @@ def test_the_user_of_a_script_reads_why_it_waits_and_the_script_continues(
         with gateway.full_volume(4000):
             asked = training.forward([datum] * 10, "cross_entropy")
             wait_for(
-                "the reason", lambda: "the service's volume takes nothing now: File too large" in caplog.text, SECONDS
+                "the reason",
+                lambda: "a volume of the service does not work now: File too large" in caplog.text,
+                SECONDS,
             )
         assert asked.result(timeout=SECONDS).loss_fn_outputs[0]["logprobs"].to_numpy().tolist() == [7] * 50
     gateway.kill()

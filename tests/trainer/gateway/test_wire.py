@@ -1,5 +1,6 @@
 """The clients' messages, against the SDK's own description of them."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,20 @@ def test_a_key_that_is_taken_away_while_another_client_calls_is_no_error(
         return found
 
     monkeypatch.setattr(Path, "is_file", taken_away)
+    assert [Keys(tmp_path).client(f"tml-{client}") for client in ("bob", "ann")] == ["bob", None]
+
+
+def test_a_key_that_cannot_be_read_opens_nothing_and_others_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for client in ("ann", "bob"):
+        (tmp_path / client).write_text(f"tml-{client}")
+    real = Path.read_bytes
+
+    def read(file: Path) -> bytes:
+        if file.name == "ann":
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return real(file)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
     assert [Keys(tmp_path).client(f"tml-{client}") for client in ("bob", "ann")] == ["bob", None]
 
 

@@ -33,7 +33,7 @@ class Keys:
         self._directory = directory
 
     def client(self, key: str) -> str | None:
-        """The client that has this key; None: nobody has. Takes as long for every wrong key."""
+        """The client that has this key; None: nobody has. Takes as long for every wrong key. Raises OSError for the directory."""
         if self._directory is None:
             return ANYBODY
         offered, caller = hashlib.sha256(key.encode(errors="surrogateescape")).digest(), None
@@ -45,10 +45,10 @@ class Keys:
 
 
 def _key(file: Path) -> bytes:
-    """Empty: it is no file, or was taken away just now."""
+    """Empty: it is no file, was taken away just now, or cannot be read, which is the trouble of one client alone."""
     try:
         return file.read_bytes()[:LARGEST_KEY].strip() if file.is_file() else b""
-    except FileNotFoundError:
+    except OSError:
         return b""
 
 

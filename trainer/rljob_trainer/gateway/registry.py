@@ -105,8 +105,9 @@ class Names:
 
     async def close(self, session: str) -> set[str]:
         """The directories from which the session has sampled."""
-        await self._write("closed", session)
-        del self.sessions[session]
+        async with self._writing:  # what is written of the session after this finds that it has ended
+            await self._append("closed", session)
+            del self.sessions[session]
         gone = {name: sampler for name, sampler in self.samplers.items() if session_of(name) == session}
         self.samplers = {name: sampler for name, sampler in self.samplers.items() if name not in gone}
         self.numbers = _of_others(self.numbers, session)
@@ -136,10 +137,15 @@ class Names:
             await self._append("deleted", path)
             return self.saved.pop(path)
 
-    async def sample(self, name: str, sampler: Sampler) -> None:
-        if self.samplers.get(name) != sampler:
-            await self._write("sampler", name, **asdict(sampler))
-            self.samplers[name] = sampler
+    async def sample(self, name: str, sampler: Sampler) -> bool:
+        """False: its session has ended."""
+        async with self._writing:
+            if session_of(name) not in self.sessions:
+                return False
+            if self.samplers.get(name) != sampler:
+                await self._append("sampler", name, **asdict(sampler))
+                self.samplers[name] = sampler
+            return True
 
     def sampled(self, name: str) -> None:
         """Somebody samples from it: it is replaced after others."""

@@ -267,7 +267,8 @@ class GatewayService:
             await asyncio.to_thread(self.files.remove, directory)
             return
         if "/" not in name:
-            await self.names.sample(name, Sampler(session.client, directory))
+            if not await self.names.sample(name, Sampler(session.client, directory)):
+                await self._remove_unused(directory)
             stem, most = directory.rpartition("/")[0] + "/", most_unnamed(self.spec.max_rank)
             await self._remove_unused(*await self.names.replace_old(stem, most))
             return

@@ -48,20 +48,15 @@ class CallGuard:
 
     def around(self, handler: RouteHandler, path: str = "") -> Callable[[web.Request], Awaitable[web.Response]]:
         """`path`: of the call."""
-        unknown, busy = GONE.get(path, 404), HOLD if path in HELD else LATER
+        busy = HOLD if path in HELD else LATER
 
         async def answer(request: web.Request) -> web.Response:
-            client = self._keys.client(request.headers.get("X-API-Key", ""))
-            if client is None:
-                return bodies.refused(401, "this service does not know the API key")
             try:
-                said = await self._said(handler, client, request, path)
+                said = await self._said(handler, request, path)
             except ValidationError as error:
                 return bodies.refused(400, first_problem(error))
             except ValueError as error:
                 return bodies.refused(400, str(error))
-            except UnknownError as error:
-                return await self.missing(bodies.refused(unknown, str(error.args[0])))
             except BusyError as error:
                 return bodies.refused(busy, str(error))
             except GatewaySuperseded as error:
@@ -69,21 +64,24 @@ class CallGuard:
             except ConnectionError:
                 raise
             except OSError as error:
-                log.warning("%s: the volume: %s", path, error)
-                return bodies.refused(busy, f"the service's volume takes nothing now: {error.strerror or error}")
+                log.warning("%s: a volume: %s", path, error)
+                return bodies.refused(busy, f"a volume of the service does not work now: {error.strerror or error}")
             return said if isinstance(said, web.Response) else web.json_response(said)
 
         return answer
 
-    async def _said(self, handler: RouteHandler, client: str, request: web.Request, path: str) -> RouteAnswer:
-        if request.method in ("PUT", "DELETE") or path in ONCE:
-            return await self._answered.once(client, request, partial(handler, client, request))
-        return await handler(client, request)
+    async def _said(self, handler: RouteHandler, request: web.Request, path: str) -> RouteAnswer:
+        client = self._keys.client(request.headers.get("X-API-Key", ""))
+        if client is None:
+            return bodies.refused(401, "this service does not know the API key")
+        try:
+            if request.method in ("PUT", "DELETE") or path in ONCE:
+                return await self._answered.once(client, request, partial(handler, client, request))
+            return await handler(client, request)
+        except UnknownError as error:
+            return await self.missing(bodies.refused(GONE.get(path, 404), str(error.args[0])))
 
     async def missing(self, answer: web.Response) -> web.Response:
-        """The answer about what is not there. A former gateway does not know what has begun since."""
-        try:
-            await asyncio.to_thread(self._service.claim.check)
-        except GatewaySuperseded as error:
-            return bodies.refused(503, str(error))
+        """The answer about what is not there. Raises GatewaySuperseded: a former gateway does not know what has begun since; OSError."""
+        await asyncio.to_thread(self._service.claim.check)
         return answer
