@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -256,6 +257,30 @@ async def test_answers_that_were_fetched_make_room_for_newer_ones_of_their_clien
     assert await waiting.result("ann", names[3], 0.0) is answer
 
 
+async def test_there_are_always_places_for_another_clients_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_trainer.gateway.samples.MOST_OPEN", 24)
+    waiting, clients = Samples(SamplingServers("token").sample, ListeningClock()), ("ann", "bob", "eve")
+
+    async def fill(client: str, first: int) -> int:
+        """Have a client ask until it is refused. How often it was not."""
+        for asked in count():
+            try:
+                waiting.ask(client, f"{client}:sample:0:{first + asked}", REQUEST)
+            except BusyError:
+                return asked
+            await asyncio.sleep(0)
+        raise AssertionError
+
+    assert [await fill(client, 0) for client in clients] == [12, 6, 3]
+    assert [await fill(client, 100) for client in clients] == [0, 0, 0]
+    for client in clients[1:]:
+        await waiting.end(client)
+    assert await fill("ann", 100) == 0, "it has half of the places"
+    await waiting.end("ann")
+    assert [await fill(client, 200) for client in clients[1:]] == [12, 6]
+    await waiting.close()
+
+
 async def test_ten_thousand_samples_wait_at_a_time_and_each_gets_its_own_answer() -> None:
     may_answer = asyncio.Event()
 
@@ -268,7 +293,7 @@ async def test_ten_thousand_samples_wait_at_a_time_and_each_gets_its_own_answer(
     for number, name in enumerate(names):
         waiting.ask("ann", name, replace(REQUEST, tokens=[number]))
     await asyncio.sleep(0)
-    with pytest.raises(BusyError, match="10000 requests for samples are waiting"):
+    with pytest.raises(BusyError, match="10000 samples of this client are waiting"):
         waiting.ask("ann", "s:sample:0:10000", REQUEST)
     may_answer.set()
     found = [await waiting.result("ann", name, 60.0) for name in names]

@@ -62,22 +62,27 @@ class Samples:
         self.completions = Completions()
         self._read_until = dict[str, float]()
         """Directories of snapshots from which samples were cancelled, by the monotonic clock."""
-        self._open = 0
+        self._open = Counter[str]()
+        """Requests that have no answer yet, by client."""
 
     def ask(self, client: str, name: str, request: SampleRequest | WorkFailure, directory: str = "") -> None:
-        """Begin. A name that is known already is the same request. `directory`: of the sampler. Raises BusyError."""
+        """Begin. A name that is known already is the same request. `directory`: of the sampler. Raises BusyError: a client has at most as many places
+        as are free, so that there are always some for another one."""
         if name in self._known:
             return
-        if self._open >= MOST_OPEN:
-            raise BusyError(f"{MOST_OPEN} requests for samples are waiting")
+        if self._open[client] >= MOST_OPEN - self.waiting:
+            own, free = self._open[client], MOST_OPEN - self.waiting
+            raise BusyError(
+                f"{own} samples of this client are waiting, and there are {free} further places: as many at least stay free for others"
+            )
         size = REQUEST_BYTES + (0 if isinstance(request, WorkFailure) else 8 * len(request.tokens))
-        self._known[name] = _Sampling(client, directory, asyncio.create_task(self._run(name, request)), size)
+        self._known[name] = _Sampling(client, directory, asyncio.create_task(self._run(client, name, request)), size)
         self.held[client] += size
 
     @property
     def waiting(self) -> int:
         """Requests that have no answer yet."""
-        return self._open
+        return self._open.total()
 
     @property
     def directories(self) -> set[str]:
@@ -151,15 +156,15 @@ class Samples:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, name: str, request: SampleRequest | WorkFailure) -> SampleAnswer | WorkFailure:
-        self._open += 1
+    async def _run(self, client: str, name: str, request: SampleRequest | WorkFailure) -> SampleAnswer | WorkFailure:
+        self._open[client] += 1
         failed = True
         try:
             answer = request if isinstance(request, WorkFailure) else await self._answer(name, request)
             failed = isinstance(answer, WorkFailure)
             return answer
         finally:
-            self._open -= 1
+            self._open[client] -= 1
             known = self._known.get(name)
             if known and known.task is asyncio.current_task():  # else it was cancelled, and perhaps asked for again
                 known.finished = self._clock.seconds

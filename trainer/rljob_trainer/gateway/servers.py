@@ -21,8 +21,8 @@ LONGEST_RETRY_SECONDS = 10.0
 """The same for a request that has lost several."""
 MOST_SENT = 6
 """Servers that may be lost with a request: perhaps they end of it. One that ends answers for some seconds that it has failed."""
-MOST_OPEN = 10_000
-"""Requests that wait for a server."""
+MOST_OPEN = 20_000
+"""Requests that wait for a server. A client alone can have half of them (samples.py)."""
 
 
 @dataclass(frozen=True)
