@@ -33,6 +33,16 @@ WORDS = [
     "(( N > 4 )) && run more",
     "{ run one; run two; }",
     'B=$(( (N + 1) / NOTHING ))\nrun "$B" end',
+    'let M=3*4 "K = M + 1"; run $M $K',
+    "(( M = N * 2 )); (( M += 1 )); ((N++)); run $M $N; (( N > 9 )) && run more",
+    'printf -v E "g-%s-%03d" a 7; V=$(printf "%s/%.1f" a 2); run "$E" $V',
+    "read -r -d '' T <<EOF\n  a=1 b=$X\n  c=2\nEOF\nrun $T",
+    "read -r -d '' T <<'EOF'\na=$X\nEOF\nrun \"$T\"",
+    'read A B <<< "1 2 3"; IFS=, read -r C D <<< "4,5"; run "$A" "$B" $C $D',
+    'declare -A M=([a]=1e-6 ["b c"]=2); M[q]=5; K=a; run ${M[$K]} ${M[b c]} ${M[q]} ${M[z]:-none}',
+    'A=(x y z); i=1; A[0]=w; R=N; run ${A[$i]} ${A[i+1]} ${A[-1]} ${A[0]} "${A[*]}" ${B[@]:-e} ${!R}',
+    "V=$(cat <<EOF\na=$N\nb=2\nEOF\n); run $V; cat <<EOF | run x\nhidden\nEOF\nrun y",
+    'f() { L=$1; shift; run $L $1 "$@" $#; }; f 1e-6 b c; set -- p q; run $2 $#',
     'if [ "$N" != 5 ]; then\n  for i in 1 2; do run $i; done\nfi\nrun end',
 ]
 
@@ -133,3 +143,10 @@ def test_device_lists_are_parsed_and_not_evaluated() -> None:
 def test_a_program_in_a_file_is_a_command_and_a_line_of_python_looks_at_the_machine() -> None:
     shell = Shell(Variables()).run("python3 main.py a.b=1\npython3 -c 'import x' && run device")
     assert shell.commands == [["python3", "main.py", "a.b=1"]]
+
+
+def test_a_here_document_is_run_by_a_shell_alone() -> None:
+    overrides = "<<EOF\npython -m verl.trainer.main_ppo trainer.nnodes=3\nEOF\n"
+    read = [Shell().run(f"{command} {overrides}").commands for command in ("ssh head bash", "cat > run.sh")]
+    assert command_line(launch(read[0])).values == {"trainer.nnodes": 3}
+    assert not command_line(launch(read[1])).values

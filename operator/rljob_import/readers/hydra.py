@@ -29,6 +29,8 @@ class CommandLine:
     """`--name=value` or `--name value`, of the launcher or of Hydra."""
     module: str = ""
     """What `python -m` runs."""
+    empty: list[str] = field(default_factory=list)
+    """Overrides of which nothing stands behind the `=`."""
 
 
 def launch(commands: Iterable[list[str]]) -> list[str]:
@@ -45,6 +47,7 @@ def command_line(words: list[str]) -> CommandLine:
     for word, after in zip(words, [*words[1:], ""], strict=False):
         if override := OVERRIDE.fullmatch(word):
             line.values[override[2]] = scalar(override[3])
+            line.empty += [override[2]] if not override[3] else []
         elif deletion := DELETION.fullmatch(word):
             line.values.pop(deletion[1], None)
         elif flag := FLAG.fullmatch(word):

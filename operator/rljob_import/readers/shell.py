@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from rljob_import.readers.arithmetic import evaluate
-from rljob_import.readers.tokens import ENDS, OPERATORS, TokenStream, holds, matches, tokens
-from rljob_import.readers.words import Variables, expand, expand_text
+from rljob_import.readers.builtins import compute, formatted, take
+from rljob_import.readers.tokens import ENDS, INPUT, OPERATORS, TokenStream, holds, matches, tokens
+from rljob_import.readers.words import Variables, expand, expand_text, place_of
 
 PROBES = ("python", "python3", "command", "which", "type", "grep", "nvidia-smi", "hash")
 COUNTED = re.compile(r"\(\(\s*([A-Za-z_]\w*)\s*=\s*(\w+)")
@@ -21,7 +21,11 @@ INSIDE = re.compile(rf"\s['\"]?{OVERRIDE.pattern}")
 """Of a text that holds a command with overrides."""
 DEEPEST, MOST_READ = 8, 256
 """How far functions and texts may lead into each other, and how many of them are read."""
-ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)(.*)", re.DOTALL)
+ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*(?:\[[^\]=]*\])?)(\+?=)(.*)", re.DOTALL)
+ELEMENT = re.compile(r"\[([^\]]*)\]=(.*)", re.DOTALL)
+ARGUMENTS = ("@", "#", *"123456789")
+SHELLS = ("bash", "sh", "ssh", "srun")
+"""Commands that run what they read."""
 
 
 @dataclass
@@ -164,6 +168,8 @@ class Shell:
     def _simple(self, words: list[str], live: bool) -> bool:
         if not live:
             return True
+        given = "".join(self._input(word) for word in words if word.startswith(INPUT))
+        words = [word for word in words if not word.startswith(INPUT)]
         assignments = [*takewhile(bool, map(ASSIGNMENT.fullmatch, words))]
         words = words[len(assignments) :]
         for assignment in assignments if not words else ():  # before a command they are that command's alone
@@ -172,15 +178,47 @@ class Shell:
         if words and words[0] in ("export", "local", "declare", "readonly", "typeset"):
             return self._export(words[0], words[1:])
         if words and words[0].startswith("(("):
-            return evaluate(expand_text(words[0][2:-2], self.variables), self.variables.number) not in ("0", "")
+            return compute(words[0][2:-2], self.variables) not in ("0", "")
+        if words and words[0] == "read":
+            self._read(words[1:], given, {a[1]: a[3] for a in assignments if a})
+            return True
         fields = [text for word in words for text in expand(word, self.variables)]
-        return self._finished(fields) if fields else True
+        return self._finished(fields, given) if fields else True
 
-    def _finished(self, fields: list[str]) -> bool:
+    def _input(self, word: str) -> str:
+        """What a command reads: a text, or a here-document, whose mark may be in quotes."""
+        text = word.removeprefix(INPUT)
+        if text[:1] == "'" and not (len(text) > 1 and text.endswith("'")):
+            return text[1:]
+        if text[:1] == '"' and not (len(text) > 1 and text.endswith('"')):
+            return expand_text(f'{text}"', self.variables)
+        return expand_text(text, self.variables)
+
+    def _read(self, words: list[str], given: str, own: dict[str, str]) -> None:
+        """With the separator that stands before it, `IFS=,`."""
+        inner = Variables(
+            self.variables.values | {name: [expand_text(word, self.variables)] for name, word in own.items()}
+        )
+        take([expand_text(word, self.variables) for word in words], given, inner)
+        self.variables.values |= {name: value for name, value in inner.values.items() if name not in own}
+
+    def _finished(self, fields: list[str], given: str = "") -> bool:
         if fields[0] in ("[", "[[", "test"):
             return holds([f for f in fields[1:] if f not in ("]", "]]")])
-        if fields[0] in ("echo", "printf"):
+        if fields[0] == "let":
+            return [compute(text, self.variables) for text in fields[1:]][-1:] != ["0"]
+        if fields[0] == "printf" and fields[1:2] == ["-v"]:
+            self.variables.values[fields[2]] = [formatted(fields[3:])]
+        elif fields[0] == "printf":
+            self.printed.append(formatted(fields[1:]))
+        elif fields[0] == "echo":
             self.printed.append(" ".join(fields[1:]))
+        elif fields == ["cat"]:
+            self.printed.append(given)
+        elif fields[0] == "shift":
+            self._shift("".join(fields[1:2]))
+        elif fields[:2] == ["set", "--"]:
+            self._arguments(fields[2:])
         elif fields[0] == "false" or _looks_at_the_machine(fields):
             return False
         elif fields[0] in self.functions:
@@ -188,6 +226,8 @@ class Shell:
         elif texts := [f for f in fields if INSIDE.search(f) and not OVERRIDE.match(f)]:
             for text in texts:
                 self._nested(TokenStream(tokens(text)))
+        elif fields[0] in SHELLS and INSIDE.search(given):
+            self._nested(TokenStream(tokens(given)))
         else:
             self.commands.append(fields)
         return True
@@ -195,18 +235,24 @@ class Shell:
     def _call(self, fields: list[str]) -> None:
         """With its arguments in place of the script's."""
         values = self.variables.values
-        own = {
-            "@": fields[1:],
-            "#": [str(len(fields) - 1)],
-            **{str(i): [text] for i, text in enumerate(fields[1:10], 1)},
-        }
-        before = {name: values.get(name) for name in own}
-        values.update(own)
+        before = {name: values[name] for name in ARGUMENTS if name in values}
+        self._arguments(fields[1:])
         self._nested(TokenStream(self.functions[fields[0]]))
-        for name, value in before.items():
-            values.pop(name)
-            if value is not None:
-                values[name] = value
+        self._arguments([])
+        values.update(before)
+
+    def _arguments(self, given: list[str]) -> None:
+        values = self.variables.values
+        for name in ARGUMENTS:
+            values.pop(name, None)
+        values.update({"@": given, "#": [str(len(given))]})
+        values.update({str(i): [text] for i, text in enumerate(given[:9], 1)})
+
+    def _shift(self, number: str) -> None:
+        """Also of arguments that `--env 1=VALUE` gives."""
+        values = self.variables.values
+        given = values.get("@") or ["".join(values.get(str(i), [])) for i in range(1, 10) if str(i) in values]
+        self._arguments(given[int(number) if number.isdigit() else 1 :])
 
     def _nested(self, stream: TokenStream) -> None:
         if self.depth < DEEPEST and self.read < MOST_READ:
@@ -226,7 +272,9 @@ class Shell:
     def _assign(self, name: str, operator: str, word: str) -> None:
         values = self.variables.values
         array = word.startswith("(") and word.endswith(")")
-        new = [*self._elements(word[1:-1])] if array else [expand_text(word, self.variables)]
+        new = [*self._elements(name, word[1:-1])] if array else [expand_text(word, self.variables)]
+        if "[" in name:
+            name, new = self._element(name, new)
         if operator == "=":
             values[name] = new
         elif array:
@@ -234,9 +282,20 @@ class Shell:
         else:
             values[name] = ["".join(values.get(name, [])) + new[0]]
 
-    def _elements(self, inside: str) -> Iterator[str]:
+    def _element(self, name: str, new: list[str]) -> tuple[str, list[str]]:
+        """A list with a new element, or the name of a map's."""
+        bare, _, key = name[:-1].partition("[")
+        name, at = place_of(bare, key, self.variables)
+        listed = self.variables.values.get(name, [])
+        return name, new if at is None else [*listed[:at], *new, *listed[at:][1:]]
+
+    def _elements(self, name: str, inside: str) -> Iterator[str]:
+        """Of a list; those of a map, `[key]=value`, have names of their own."""
         for token in tokens(inside):
-            if token not in OPERATORS:
+            if element := ELEMENT.fullmatch(token):
+                key = f"{name}[{expand_text(element[1], self.variables)}]"
+                self.variables.values[key] = [expand_text(element[2], self.variables)]
+            elif token not in OPERATORS:
                 yield from expand(token, self.variables)
 
 

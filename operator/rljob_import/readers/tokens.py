@@ -12,14 +12,17 @@ STOP = " \t\n;|&()<>"
 REDIRECTION = re.compile(r"\d*(<<<|<<-?|>>|[<>]&?)")
 ENDS = {"if": "fi", "for": "done", "while": "done", "until": "done", "case": "esac", "select": "done"}
 BOUNDARIES = (";", "\n", "&", "|", ";;", "&&", "||", "{", "}", "then", "else", "elif", "do", "(", ")", "!")
+INPUT = "\0"
+"""Begins a word that holds what a command reads; then, of a here-document with quotes around its mark, comes a quote."""
 NUMBERS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 
 
 def tokens(script: str) -> list[str]:
-    """Operators and words, quotes and expansions still in them; comments, redirections and here-documents left out."""
+    """Operators and words, quotes and expansions still in them; comments and redirections left out. What a command reads, of a here-document
+    or behind `<<<`, is one of its words, behind INPUT."""
     text = script.replace("\r\n", "\n").replace("\\\n", " ")
     parts: list[str] = []
-    i, marks = 0, list[str]()
+    i, marks = 0, list[tuple[str, int]]()
     while i < len(text):
         if text[i] in " \t":
             i += 1
@@ -27,12 +30,17 @@ def tokens(script: str) -> list[str]:
             i = _line_end(text, i)
         elif redirection := REDIRECTION.match(text, i):
             i = end_of_word(text, _skip_blanks(text, redirection.end()), STOP)
-            if redirection[1].startswith("<<") and redirection[1] != "<<<":
-                marks.append(text[redirection.end() : i].strip().strip("'\""))
+            if redirection[1].startswith("<<"):
+                word = text[redirection.end() : i].strip()
+                parts.append(INPUT + (word if redirection[1] == "<<<" else ""))
+                marks += [] if redirection[1] == "<<<" else [(word, len(parts) - 1)]
+        elif text.startswith("((", i) and text[end_of_brackets(text, i) - 2] == ")":
+            i, start = end_of_brackets(text, i), i
+            parts.append(text[start:i])
         elif operator := next((o for o in OPERATORS if text.startswith(o, i)), ""):
             i += len(operator)
             if operator == "\n":
-                i = _behind_documents(text, i, marks)
+                i = _behind_documents(text, i, marks, parts)
             parts.append(operator)
         else:
             end = _word(text, i)
@@ -46,8 +54,6 @@ def _word(text: str, start: int) -> int:
     end = end_of_word(text, start, STOP)
     if text[end : end + 1] == "(" and re.fullmatch(r"\w+\+?=", text[start:end]):
         return _end_of_array(text, end + 1)
-    if text.startswith("((", start):
-        return end_of_brackets(text, start)
     return max(end, start + 1)
 
 
@@ -69,15 +75,19 @@ def _skip_blanks(text: str, i: int) -> int:
     return i
 
 
-def _behind_documents(text: str, i: int, marks: list[str]) -> int:
-    """Behind the here-documents that the line before has announced."""
+def _behind_documents(text: str, i: int, marks: list[tuple[str, int]], parts: list[str]) -> int:
+    """Behind the here-documents that the line before has announced, each of which goes to its place in `parts`."""
     while marks:
-        mark = marks.pop(0)
+        mark, place = marks.pop(0)
+        quoted, mark = mark[:1] in ("'", '"', "\\"), mark.strip("'\"\\")
+        lines: list[str] = []
         while i < len(text):
             line = text[i : _line_end(text, i)]
             i = min(_line_end(text, i) + 1, len(text))
             if line.strip() == mark:
                 break
+            lines.append(line)
+        parts[place] = INPUT + ("'" if quoted else '"') + "\n".join(lines)
     return i
 
 

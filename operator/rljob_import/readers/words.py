@@ -167,7 +167,7 @@ class _Expansion:
 
 
 def _value(name: str, variables: Variables) -> list[str]:
-    if name not in variables.values and name not in "@*#?$!0":
+    if name and name not in variables.values and name not in "@*#?$!0":
         variables.unset[name] = None
     return variables.values.get(name, [])
 
@@ -176,19 +176,37 @@ def parameter(inside: str, variables: Variables) -> list[str]:
     """What is between the braces of `${...}`."""
     if inside.startswith("#") and len(inside) > 1:
         return [_length(inside[1:], variables)]
+    if inside.startswith("!") and len(inside) > 1 and not inside.endswith("]"):
+        return parameter(variables.text(inside[1:]) or "", variables)
     match = NAME.match(inside)
     name = match[0] if match else inside[:1]
     rest = inside[len(name) :]
-    if rest in ("[@]", "[*]", ""):
+    if rest == "[*]":
+        return [" ".join(_value(name, variables))]
+    rest = rest.removeprefix("[@]")
+    if not rest:
         return _value(name, variables)
     if rest.startswith("["):
-        index = rest[1:-1]
-        return _value(name, variables)[int(index) :][:1] if index.isdigit() else []
+        index, _, rest = rest[1:].partition("]")
+        name, at = place_of(name, index, variables)
+        if at is not None:
+            return [variables.values[name][at]]
+        if not rest:
+            return _value(name, variables)
     if rest.startswith(":") and rest[1:2] in "-=?+":
         return _alternative(name, rest[1], rest[2:], bool(variables.text(name)), variables)
     if rest[:1] in "-=?+":
         return _alternative(name, rest[0], rest[1:], name in variables.values, variables)
     return [_changed(" ".join(_value(name, variables)), rest, variables)]
+
+
+def place_of(name: str, index: str, variables: Variables) -> tuple[str, int | None]:
+    """Where an element has its value: in a list, or under a name of its own, `A[key]`."""
+    key, listed = expand_text(index.strip("'\""), variables), variables.values.get(name, [])
+    number = evaluate(key, variables.number) if listed else ""
+    if re.fullmatch(r"-?\d+", number) and -len(listed) <= int(number) < len(listed):
+        return name, int(number)
+    return f"{name}[{key}]", None
 
 
 def _length(name: str, variables: Variables) -> str:
