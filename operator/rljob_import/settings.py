@@ -167,6 +167,13 @@ class Settings:
     def integer(self, key: str) -> int:
         return integer(key, self.number(key))
 
+    def positive(self, key: str) -> int:
+        """A whole number above 0. Raises NotANumber."""
+        value = self.integer(key)
+        if value < 1:
+            raise NotANumber(key, value, "is not above 0")
+        return value
+
     def origin(self, *keys: str) -> str:
         """For the comment: names as in the file, with `default` where it has none."""
         return ", ".join(self.given[k].name if k in self else self._default(k) for k in keys)
@@ -214,8 +221,8 @@ def integer(key: str, value: Any) -> int:
 
 
 class NotANumber(ValueError):
-    def __init__(self, key: str, value: Any) -> None:
-        super().__init__(f"{show(value)} {_wrong(value)}")
+    def __init__(self, key: str, value: Any, wrong: str = "") -> None:
+        super().__init__(f"{show(value)} {wrong or _wrong(value)}")
         self.key = key
 
 

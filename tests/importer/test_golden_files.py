@@ -22,6 +22,7 @@ CASES = {
     "verl/guide.sh": Options(),
     "verl/lora.sh": Options(),
     "verl/sft.sh": Options(environment={"1": "8", "2": "/data/sft"}),
+    "verl/fsdp-sft.sh": Options(rows=7473),
     "verl/streamed.sh": Options(),
     "roll/rlvr-moe.yaml": Options(),
     "roll/async-ppo.yaml": Options(),

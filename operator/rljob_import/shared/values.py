@@ -83,6 +83,11 @@ def divisor(number: int, wanted: int) -> int:
     return min((e for d in small for e in (d, number // d)), key=lambda d: (abs(d - wanted), -d), default=1)
 
 
+def product(a: float, b: float) -> float:
+    """Without the last digit, which binary numbers get wrong: 3e-6 x 0.1 is 3e-7."""
+    return float(f"{a * b:.12g}")
+
+
 def environment(given: dict[str, Any], owned: Callable[[str], bool]) -> list[dict[str, str]]:
     """`spec.env`, without what the trainer sets itself."""
     return [{"name": name, "value": str(value)} for name, value in given.items() if not owned(name)]

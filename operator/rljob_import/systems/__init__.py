@@ -22,7 +22,7 @@ class Reader:
 
 
 SYSTEMS: dict[str, Reader] = {
-    "verl": Reader(verl.read, (verl.PPO, verl.SFT)),
+    "verl": Reader(verl.read, (verl.PPO, verl.SFT, verl.FSDP_SFT)),
     "roll": Reader(roll.read, (roll.RL, roll.SFT, roll.DPO)),
     "trinity": Reader(trinity.read_file, (trinity.TRINITY, *trinity.TABLES.values())),
     "llamafactory": Reader(flat.read_file, (flat.LLAMA_FACTORY, LLAMA_FACTORY_V1)),

@@ -1,11 +1,12 @@
 """How verl's configurations are written: scripts of Hydra overrides, or YAML."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
 from rljob_import.readers.hydra import (
+    CommandLine,
     UnreadableFile,
     command_line,
     document,
@@ -24,7 +25,7 @@ from rljob_import.shared.values import VERL
 from rljob_import.systems.verl import algorithm, roles
 from rljob_import.systems.verl.roles_rows import PPO_ROWS
 from rljob_import.systems.verl.rows import CONFIG_NAME, MODEL, REF
-from rljob_import.systems.verl.sft import SFT, template_arguments
+from rljob_import.systems.verl.sft import FSDP_SFT, SFT, template_arguments
 from rljob_import.table import Note, Outcome
 
 
@@ -71,7 +72,7 @@ def _of_yaml(text: str, environment: Mapping[str, str]) -> Configuration:
         return _of_script(tree["run"], environment)
     tree, lost = resolve(tree, environment)
     values = {k: plain(v) for k, v in flatten(tree).items() if k.rpartition(".")[2] != "_target_"}
-    system = PPO if {"actor_rollout_ref", "algorithm", "critic", "reward_model"} & tree.keys() else SFT
+    system = PPO if {"actor_rollout_ref", "algorithm", "critic", "reward_model"} & tree.keys() else _sft("", values)
     return Configuration(system, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
 
 
@@ -92,7 +93,20 @@ def _of_script(text: str, environment: Mapping[str, str]) -> Configuration:
     if sft:
         flags = ("nnodes", "nproc_per_node")
         values |= {f"launcher.{f}": scalar(line.flags[f]) for f in flags if line.flags.get(f)}
-    return Configuration(SFT if sft else PPO, values, [*_told(shell)])
+    return Configuration(_sft(line.module, values) if sft else PPO, values, [*_told(shell), *_empty(line)])
+
+
+def _empty(line: CommandLine) -> Iterator[Note]:
+    """Overrides that a variable without a value left empty: verl would end, and here the default counts."""
+    for key in dict.fromkeys(line.empty):
+        if line.values.get(key) is None:
+            text = "nothing stands behind the `=`, so that its default counts: give its variable a value with --env"
+            yield Note(Outcome.CHANGED, f"{key} =", text, (key,))
+
+
+def _sft(module: str, values: Mapping[str, Any]) -> System:
+    """Of the two trainers of conversations the one that runs, by its module, else by a key that the newer one has not."""
+    return FSDP_SFT if "fsdp_sft" in module or "model.partial_pretrain" in values else SFT
 
 
 def _without_overrides(text: str, shell: Shell) -> str:

@@ -8,10 +8,10 @@ from rljob_import.shared import places
 from rljob_import.shared.adapters import verl_adapters
 from rljob_import.shared.megatron import other_layout, recompute, transformer_config, virtual_pipeline
 from rljob_import.shared.training import Length, Warmup, responses
-from rljob_import.shared.values import divisor, items
+from rljob_import.shared.values import divisor, items, product
 from rljob_import.systems.verl.algorithm import has_reference, is_gae
 from rljob_import.systems.verl.distillation import distillation
-from rljob_import.systems.verl.engine import OVERRIDE, M, engine, policy_layout
+from rljob_import.systems.verl.engine import OVERRIDE, M, engine, on_megatron, policy_layout
 from rljob_import.systems.verl.rows import ACTOR, AR, MODEL, MOMENTS, REF, ROLLOUT
 from rljob_import.table import Field, Outcome, Said
 
@@ -55,14 +55,15 @@ def mini_batches(settings: Settings) -> int:
     if streams(settings):
         return updates(settings)
     size = settings.integer(SIZE)
-    return divisor(size, max(1, round(size / max(1, settings.integer(MINI)))))
+    return divisor(size, max(1, round(size / settings.positive(MINI))))
 
 
 def batches(settings: Settings) -> Iterator[Said]:
     size, number = settings.integer(SIZE), mini_batches(settings)
     yield settings.field("train.promptsPerStep", size, SIZE)
     if number * min(settings.integer(MINI), size) != size:
-        yield settings.changed(MINI, f"{number} mini-batches: prompts are divided evenly")
+        each = f"{number} of {size // max(1, number)} prompts"
+        yield settings.changed(MINI, f"mini-batches divide the {size} prompts of a step evenly: {each}")
     yield settings.field("train.miniBatches", number, SIZE, MINI)
 
 
@@ -218,6 +219,7 @@ def learning(settings: Settings) -> Iterator[Said]:
     for prefix, target in roles.items():
         total = length(settings).total(settings)
         yield from optimizer(settings, prefix, target, total, passes * minis, counted)
+        yield from clipped(settings, prefix, target)
     if is_gae(settings):
         yield from critic(settings)
 
@@ -239,11 +241,22 @@ def optimizer(
     if falls and settings.number(f"{o}min_lr"):
         yield settings.field(f"{target}.minLearningRate", settings.number(f"{o}min_lr"), f"{o}min_lr")
     elif falls and settings[f"{o}min_lr_ratio"]:
-        low = settings.number(f"{o}min_lr_ratio") * settings.number(f"{o}lr")
+        low = product(settings.number(f"{o}min_lr_ratio"), settings.number(f"{o}lr"))
         yield settings.field(f"{target}.minLearningRate", low, f"{o}min_lr_ratio", f"{o}lr")
     elif f"{o}min_lr" in settings and settings.number(f"{o}min_lr"):
         yield settings.implied(f"{o}min_lr", "a constant rate has no end")
     yield from moments(settings, o, target)
+
+
+def clipped(settings: Settings, prefix: str, target: str) -> Iterator[Said]:
+    """The bound of the gradient's norm, for which verl's workers for FSDP had a key of their own until 0.7."""
+    key, newer = f"{prefix}grad_clip", f"{prefix}optim.clip_grad"
+    if key not in settings:
+        return
+    if on_megatron(settings) or newer in settings:
+        yield settings.implied(key, f"of FSDP's older workers; {newer} decides")
+    else:
+        yield settings.field(f"{target}.clipGrad", settings.number(key), key)
 
 
 def moments(settings: Settings, o: str, target: str) -> Iterator[Said]:

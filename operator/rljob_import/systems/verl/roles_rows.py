@@ -61,7 +61,6 @@ CRITIC_QUIET = (
         "data_loader_seed",
         "loss_agg_mode",
         "loss_scale_factor",
-        "grad_clip",
     ),
     *(
         "model.*",
@@ -187,6 +186,7 @@ ROLLOUT_ROWS = (
 CRITIC = (
     read("critic.model.path", "critic.path"),
     *optimizer_rows("critic.", "critic.optimizer", 1e-5),
+    read("critic.grad_clip", "critic.optimizer.clipGrad", text="of FSDP; Megatron's is optim.clip_grad"),
     becomes("critic.cliprange_value", "critic.clip", 0.5),
     *same_layout_rows("critic.megatron.", "the critic"),
     becomes(

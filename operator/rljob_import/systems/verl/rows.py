@@ -155,10 +155,10 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
                 "total_training_steps",
                 "use_checkpoint_opt_param_scheduler",
                 "optimizer_impl",
-                "num_cycles",
                 "zero_indexed_step",
             )
         ),
+        lacks(f"{o}num_cycles", "a cosine falls once, over half a cycle", 0.5),
         *(implied(f"{o}{key}", "read by other optimizers and schedules only") for key in UNUSED),
     )
 
@@ -221,7 +221,7 @@ ACTOR_ROWS = (
             "pad_to_length",
         )
     ),
-    implied(f"{ACTOR}grad_clip", "read by FSDP only; Megatron's is optim.clip_grad"),
+    read(f"{ACTOR}grad_clip", "train.optimizer.clipGrad", text="of FSDP; Megatron's is optim.clip_grad"),
     read(f"{ACTOR}checkpoint.save_contents", "checkpoint.exportHuggingFace", text="hf_model: at the end of the job"),
     becomes(f"{ACTOR}checkpoint.async_save", "checkpoint.asynchronous"),
     implied(f"{ACTOR}checkpoint.*"),

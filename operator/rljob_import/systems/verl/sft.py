@@ -1,6 +1,9 @@
-"""verl's trainer of conversations (`verl.trainer.sft_trainer`): `task: sft`."""
+"""verl's trainers of conversations: `task: sft`. `verl.trainer.sft_trainer`, and `verl.trainer.fsdp_sft_trainer` of 2025, which has other defaults
+and also reads a prompt and a response from two columns."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from rljob_import.settings import Settings, System
 from rljob_import.shared import places
@@ -24,7 +27,7 @@ from rljob_import.shared.megatron import (
     virtual_pipeline,
 )
 from rljob_import.shared.training import Length
-from rljob_import.shared.values import MULTI_TOKEN, VERL, choice
+from rljob_import.shared.values import MULTI_TOKEN, VERL, choice, items
 from rljob_import.systems.verl.algorithm import environment
 from rljob_import.systems.verl.roles import optimizer
 from rljob_import.systems.verl.rows import CUSTOM, megatron_rows, optimizer_rows
@@ -51,9 +54,10 @@ ROWS = (
     *(implied(f"model.{key}") for key in ("fsdp_config.*", "target_parameters")),
     read("data.train_files", "data.train", "~/data/gsm8k/train.parquet"),
     read("data.val_files", "data.validation"),
-    becomes("data.messages_key", "data.messagesKey", "messages"),
+    becomes("data.messages_key", "data.messagesKey", "messages", also=("data.multiturn.messages_key",)),
     read("data.prompt_key", "data.promptKey, data.format"),
     read("data.response_key", "data.responseKey, data.format"),
+    *(read(f"data.{role}_dict_keys", f"data.{role}Key", text="the path below it") for role in ("prompt", "response")),
     becomes("data.max_length", "data.maxTokens", 1024),
     becomes("data.train_batch_size", "train.samplesPerStep", 256),
     read("data.use_dynamic_bsz", "train.tokensPerMicroBatch", True),
@@ -70,17 +74,13 @@ ROWS = (
     verbatim("data.apply_chat_template_kwargs", "data.chatTemplate.arguments", frozenset(), "as they are"),
     lacks("data.tools_key", "conversations have no tools", "tools"),
     lacks("data.custom_cls.path", CUSTOM),
-    lacks("data.multiturn.enable", "set data.messages_key", True),
+    read("data.multiturn.enable", "data.format"),
     *(lacks(f"data.{key}", "all rows are used", -1) for key in ("train_max_samples", "val_max_samples")),
     *(
         implied(f"data.{key}")
         for key in ("enable_thinking_key", "enable_thinking_default", "balance_dp_token", "use_shm", "num_workers")
     ),
-    *(
-        implied(f"data.{key}")
-        for key in ("ignore_input_ids_mismatch", "custom_cls.name", "trust_remote_code", "multiturn.messages_key")
-    ),
-    *(lacks(f"data.{key}_dict_keys", "columns are read by their names", []) for key in ("prompt", "response")),
+    *(implied(f"data.{key}") for key in ("ignore_input_ids_mismatch", "custom_cls.name", "trust_remote_code")),
     *optimizer_rows("", "train.optimizer", 1e-3),
     *layout_rows("engine.", {"sequence_parallel": True}),
     becomes("engine.dtype", "model.dtype", "bfloat16", choice(bfloat16="bfloat16", float32="float32")),
@@ -144,17 +144,32 @@ def sources(settings: Settings) -> Iterator[Said]:
     yield from verl_adapters(settings, "model.")
     yield from places.files(settings, "data.train", "data.train_files")
     yield from places.files(settings, "data.validation", "data.val_files")
-    if "data.response_key" in settings:
-        yield settings.field("data.format", "columns", "data.prompt_key", "data.response_key")
-        for key, field in (("prompt_key", "promptKey"), ("response_key", "responseKey")):
-            if f"data.{key}" in settings:
-                yield settings.field(f"data.{field}", settings[f"data.{key}"], f"data.{key}")
+    if has_columns(settings):
+        yield from columns(settings)
     else:
         yield settings.field("data.format", "messages", "data.messages_key")
-    if settings["data.truncation"] != "error":
-        yield settings.changed(
-            "data.truncation", "longer conversations are left out and counted; data.overlong: cut keeps their beginning"
-        )
+    if settings["data.truncation"] == "right":
+        yield settings.field("data.overlong", "cut", "data.truncation", why="their beginning is kept")
+    elif settings["data.truncation"] != "error":
+        text = "longer conversations are left out and counted; data.overlong: cut keeps their beginning"
+        yield settings.changed("data.truncation", text)
+
+
+def has_columns(settings: Settings) -> bool:
+    """Whether rows are a prompt and a response: always in 2025, unless the data have several turns."""
+    return bool(settings["data.response_key"]) and not settings["data.multiturn.enable"]
+
+
+def columns(settings: Settings) -> Iterator[Said]:
+    """Source: SFTDataset of verl 0.6: the prompt is one message of the user, and goes through the chat template."""
+    yield settings.field("data.format", "columns", "data.response_key")
+    for role in ("prompt", "response"):
+        key, below = f"data.{role}_key", f"data.{role}_dict_keys"
+        inner = [str(name) for name in items(settings[below] or []) if name]
+        if settings[key]:
+            path = ".".join([str(settings[key]), *inner])
+            yield settings.field(f"data.{role}Key", path, key, *([below] if inner else []))
+    yield Field("data.chatTemplate.texts", True, "verl puts every prompt through the template")
 
 
 def amounts(settings: Settings) -> Iterator[Said]:
@@ -214,6 +229,25 @@ def unread(settings: Settings) -> dict[str, str]:
     return {} if settings["data.val_files"] else {"evaluation": "there is no held-out data"}
 
 
-SFT = System(
-    "verl, SFT", ROWS, (sources, template_arguments, amounts, layout, writing, environment, places.pods), VERL, unread
+RULES = (sources, template_arguments, amounts, layout, writing, environment, places.pods)
+SFT = System("verl, SFT", ROWS, RULES, VERL, unread)
+
+OF_2025: dict[str, Any] = {
+    "data.prompt_key": "question",
+    "data.response_key": "answer",
+    "data.use_dynamic_bsz": False,
+    "optim.lr": 1e-5,
+    "optim.betas": [0.9, 0.95],
+    "optim.lr_decay_style": "cosine",
+    "optim.lr_warmup_steps_ratio": 0.1,
+}
+"""Defaults of verl.trainer.fsdp_sft_trainer: sft_trainer.yaml of verl 0.6."""
+OLDER_NAMES = {
+    "optim.lr_decay_style": ("optim.lr_scheduler",),
+    "optim.lr_warmup_steps_ratio": ("optim.warmup_steps_ratio",),
+}
+FSDP_ROWS = tuple(
+    replace(row, default=OF_2025.get(row.key, row.default), also=(*row.also, *OLDER_NAMES.get(row.key, ())))
+    for row in ROWS
 )
+FSDP_SFT = System("verl, SFT on FSDP", FSDP_ROWS, RULES, "verl 005a83db8 of 2025", unread)

@@ -1,0 +1,83 @@
+"""Scripts of verl's releases of 2025, whose trainers had other keys and defaults."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from importer.converted import verl
+from rljob_import import Options
+from rljob_import.report import Conversion, imported
+
+SFT = "torchrun --nproc_per_node=4 -m verl.trainer.{} data.train_files=/data/a.parquet trainer.total_training_steps=40 "
+OLDER = SFT.format("fsdp_sft_trainer") + "model.partial_pretrain=/data/m "
+ACTOR = "actor_rollout_ref.actor."
+
+
+def sft(text: str) -> Conversion:
+    return imported("verl", text, "run.sh", Options())
+
+
+def spec(found: Conversion) -> dict[str, Any]:
+    given: dict[str, Any] = yaml.safe_load(found.manifest)["spec"]
+    return given
+
+
+def test_prompts_in_columns_go_through_the_chat_template() -> None:
+    """verl 0.6, SFTDataset: the prompt is one message of the user."""
+    keys = "data.prompt_key=extra_info data.response_key=extra_info data.prompt_dict_keys=['question'] "
+    data = spec(sft(f"{OLDER}{keys}+data.response_dict_keys=[answer]"))["data"]
+    assert data["chatTemplate"] == {"texts": True} and data["format"] == "columns"
+    assert (data["promptKey"], data["responseKey"]) == ("extra_info.question", "extra_info.answer")
+    data = spec(sft(OLDER))["data"]
+    assert (data["format"], data["promptKey"], data["responseKey"]) == ("columns", "question", "answer")
+
+
+def test_conversations_are_read_from_the_column_that_the_older_key_names() -> None:
+    data = spec(sft(f"{OLDER}data.multiturn.enable=true data.multiturn.messages_key=turns"))["data"]
+    assert (data["format"], data["messagesKey"]) == ("messages", "turns") and "chatTemplate" not in data
+
+
+def test_the_older_trainer_of_conversations_has_its_own_defaults() -> None:
+    older = spec(sft(OLDER))["train"]["optimizer"]
+    assert older["learningRate"] == 1e-5 and older["decay"] == "cosine" and older["warmupSteps"] == 4
+    assert older.get("beta2", 0.95) == 0.95, "the default of an RLJob"
+    newer = spec(sft(SFT.format("sft_trainer") + "model.path=/data/m"))["train"]["optimizer"]
+    assert newer["learningRate"] == 1e-3 and newer["beta2"] == 0.999 and "warmupSteps" not in newer
+    named = spec(sft(f"{OLDER}optim.warmup_steps_ratio=0.5 optim.lr_scheduler=cosine"))["train"]["optimizer"]
+    assert named["warmupSteps"] == 20
+
+
+@pytest.mark.parametrize(("truncation", "overlong"), [("right", "cut"), ("left", None), ("error", None)])
+def test_conversations_that_are_cut_on_the_right_keep_their_beginning(truncation: str, overlong: str | None) -> None:
+    assert spec(sft(f"{OLDER}data.truncation={truncation}"))["data"].get("overlong") == overlong
+
+
+@pytest.mark.parametrize(
+    ("given", "bound"),
+    [
+        ("{a}grad_clip=0.3", 0.3),
+        ("{a}grad_clip=0.3 {a}optim.clip_grad=0.7", 0.7),
+        ("{a}grad_clip=0.3 {a}strategy=megatron", None),
+    ],
+)
+def test_the_bound_of_a_gradient_is_that_which_the_engine_reads(given: str, bound: float | None) -> None:
+    assert spec(verl(given.format(a=ACTOR)))["train"]["optimizer"].get("clipGrad") == bound
+
+
+def test_another_number_of_cosine_cycles_is_not_expressible() -> None:
+    o = f"{ACTOR}optim."
+    report = verl(f"{o}lr_scheduler_type=cosine {o}num_cycles=0.25 {o}min_lr_ratio=0.1 {o}lr=3e-6")
+    assert f"{o}num_cycles = 0.25" in report.report.partition("Not expressible")[2]
+    assert spec(report)["train"]["optimizer"]["minLearningRate"] == 3e-7
+
+
+def test_an_override_that_a_variable_leaves_empty_is_reported() -> None:
+    found = verl(f"{ACTOR}optim.lr=${{RATES[$SIZE]}}")
+    assert f"{ACTOR}optim.lr =: nothing stands behind the `=`" in found.report
+    assert "$RATES[]: is set outside of the script" in found.report
+
+
+def test_a_mini_batch_of_none_is_refused() -> None:
+    (problem,) = verl(f"{ACTOR}ppo_mini_batch_size=0").problems
+    assert "0 is not above 0" in problem.text and problem.key == f"{ACTOR}ppo_mini_batch_size"
