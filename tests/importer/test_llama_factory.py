@@ -103,3 +103,32 @@ def test_a_loss_of_llama_factorys_that_is_not_there_is_refused(stage: str, given
 def test_a_column_that_rows_of_every_format_read_is_not_called_lost(name: str) -> None:
     found = factory({"some": columns(prompt="question", response="answer", system=name, tools="tools")})
     assert "columns.system" not in found.report and "columns.tools" not in found.report
+
+
+def test_a_cosine_with_a_least_rate_keeps_it() -> None:
+    sets, kind = {"a": columns()}, {"lr_scheduler_type": "cosine_with_min_lr", "learning_rate": 3e-4}
+    for given, low in (({"min_lr": 1e-5}, 1e-5), ({"min_lr_rate": 0.1}, 3e-5)):
+        optimizer = yaml.safe_load(factory(sets, **kind, lr_scheduler_kwargs=given).manifest)["spec"]["train"][
+            "optimizer"
+        ]
+        assert optimizer["minLearningRate"] == low and optimizer["decay"] == "cosine"
+    (problem,) = factory(sets, **kind).problems
+    assert problem.key == "lr_scheduler_type" and "min_lr_rate" in problem.text
+    report = factory(sets, lr_scheduler_type="cosine", lr_scheduler_kwargs={"min_lr_rate": 0.1, "num_cycles": 2}).report
+    assert "cosine has no least rate" in report and "schedules have no num_cycles" in report
+
+
+@pytest.mark.parametrize(("rank", "alpha", "ours"), [(16, 8, 32), (16, None, 128), (8, 16, 45)])
+def test_adapters_that_divide_by_the_root_of_their_rank_keep_their_scale(
+    rank: int, alpha: int | None, ours: int
+) -> None:
+    given = factory({"a": columns()}, finetuning_type="lora", use_rslora=True, lora_rank=rank, lora_alpha=alpha)
+    assert yaml.safe_load(given.manifest)["spec"]["model"]["lora"]["alpha"] == ours
+
+
+@pytest.mark.parametrize(
+    "key", ["add_tokens", "additional_target", "early_stopping_steps", "pref_bco_weight", "shift_attn"]
+)
+def test_what_other_methods_of_llama_factory_change_is_not_expressible(key: str) -> None:
+    left = factory({"a": columns()}, **{key: 1 if key.endswith(("steps", "weight")) else True}).report
+    assert f"  {key} = " in left.partition("Not expressible")[2]

@@ -1,5 +1,6 @@
 """LLaMA-Factory: flat YAML; `stage` sft, dpo, rm and pt are tasks of an RLJob. Defaults are its own and those of transformers."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from rljob_import.shared.megatron import (
     virtual_pipeline,
 )
 from rljob_import.shared.training import Length, Warmup
-from rljob_import.shared.values import items, place
+from rljob_import.shared.values import items, place, product
 from rljob_import.systems.llama_factory import v1
 from rljob_import.systems.llama_factory.rows import ROWS, SFT_LOSSES
 from rljob_import.systems.llama_factory.sets import HUBS, PAIRS, described
@@ -59,6 +60,11 @@ def tuning(settings: Settings) -> Iterator[Said]:
     elif settings["finetuning_type"] == "lora":
         rank = settings.integer("lora_rank")
         alpha = settings.integer("lora_alpha") if "lora_alpha" in settings else 2 * rank
+        if settings["use_rslora"]:
+            exact = alpha * math.sqrt(rank)
+            alpha = max(1, round(exact))
+            text = f"alpha is divided by the rank here, and by its root there: {exact:.6g} has the same effect"
+            yield settings.changed("use_rslora", f"{text}, and model.lora.alpha is {alpha}")
         yield from adapters(settings, "lora_rank", "lora_alpha", "lora_target", (rank, alpha), "adapter_name_or_path")
     elif settings["finetuning_type"] != "full":
         yield settings.changed("finetuning_type", "all parameters are trained")
@@ -150,6 +156,22 @@ def amounts(settings: Settings) -> Iterator[Said]:
     yield from Warmup("warmup_steps", "warmup_ratio").said(settings, length.total(settings), 1)
 
 
+def schedule(settings: Settings) -> Iterator[Said]:
+    """The rate at the end of transformers' cosine with a least rate, and what else its schedules take."""
+    key, ends = "lr_scheduler_kwargs", settings["lr_scheduler_type"] == "cosine_with_min_lr"
+    given = dict(settings[key] or {})
+    rate, share = given.pop("min_lr", None), given.pop("min_lr_rate", None)
+    if ends and rate is None and share is None:
+        yield settings.problem("needs min_lr or min_lr_rate in lr_scheduler_kwargs", "lr_scheduler_type")
+    elif ends:
+        low = values.real(rate) if rate is not None else product(values.real(share), settings.number("learning_rate"))
+        yield settings.field("train.optimizer.minLearningRate", low, key)
+    elif rate is not None or share is not None:
+        yield settings.lacking(key, f"{settings['lr_scheduler_type']} has no least rate: see cosine_with_min_lr")
+    if given:
+        yield settings.lacking(key, f"schedules have no {', '.join(given)}")
+
+
 def layout(settings: Settings) -> Iterator[Said]:
     if not settings["use_mca"]:
         key = "disable_gradient_checkpointing"
@@ -212,7 +234,7 @@ def unread(settings: Settings) -> dict[str, str]:
 LLAMA_FACTORY = System(
     "LLaMA-Factory",
     ROWS,
-    (stage, tuning, data, amounts, layout, preferences, output, places.pods),
+    (stage, tuning, data, amounts, schedule, layout, preferences, output, places.pods),
     values.LLAMA_FACTORY,
     unread,
 )

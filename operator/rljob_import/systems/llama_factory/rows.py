@@ -9,6 +9,7 @@ from rljob_import.shared.megatron import (
     transformer_row,
 )
 from rljob_import.shared.values import IMAGES, choice
+from rljob_import.systems.llama_factory.further_rows import QUIET, TRAINED
 from rljob_import.table import becomes, implied, lacks, must, read
 
 VIDEO = ("video_max_pixels", "video_min_pixels", "video_fps", "video_maxlen")
@@ -33,6 +34,7 @@ MODEL = (
     read("lora_rank", "model.lora.rank", 8),
     read("lora_alpha", "model.lora.alpha", text="unset: twice lora_rank"),
     read("lora_target", "model.lora.targets", "all"),
+    read("use_rslora", "model.lora.alpha", False, text="x the root of lora_rank"),
     read("adapter_name_or_path", "model.lora.path", text="one directory"),
     lacks("create_new_adapter", "merge adapter_name_or_path into the model first"),
     lacks("lora_dropout", "adapters have no dropout", 0, 0.0),
@@ -137,7 +139,13 @@ TRAIN = (
         "lr_scheduler_type",
         "train.optimizer.decay",
         "linear",
-        choice(constant="constant", constant_with_warmup="constant", linear="linear", cosine="cosine"),
+        choice(
+            constant="constant",
+            constant_with_warmup="constant",
+            linear="linear",
+            cosine="cosine",
+            cosine_with_min_lr="cosine",
+        ),
     ),
     read("warmup_steps", "train.optimizer.warmupSteps", 0),
     read("warmup_ratio", "train.optimizer.warmupSteps", 0.0, text="needs --rows while epochs are given"),
@@ -146,7 +154,7 @@ TRAIN = (
     becomes("adam_beta2", "train.optimizer.beta2", 0.999, text="its default is 0.999"),
     becomes("adam_epsilon", "train.optimizer.epsilon", 1e-8),
     becomes("max_grad_norm", "train.optimizer.clipGrad", 1.0),
-    lacks("lr_scheduler_kwargs.*", "schedules have no further settings"),
+    read("lr_scheduler_kwargs", "train.optimizer.minLearningRate", text="of cosine_with_min_lr"),
     becomes("label_smoothing_factor", "sft.labelSmoothing"),
     becomes("pref_beta", "dpo.beta", 0.1),
     read("pref_loss", "dpo.loss", "sigmoid"),
@@ -223,4 +231,4 @@ PARALLEL = (
     transformer_row(""),
 )
 
-ROWS = (*MODEL, *DATA, *TRAIN, *OUTPUT, *PARALLEL)
+ROWS = (*MODEL, *DATA, *TRAIN, *OUTPUT, *PARALLEL, *TRAINED, *QUIET)
