@@ -37,9 +37,9 @@ CONTROL_SECONDS = 0.2
 """Interval at which the control message is looked for."""
 GOODBYE_SECONDS = 1.0
 """For requests under way when the gateway ends; long polls are cut."""
-IDLE_SECONDS = 120.0
-"""For which a connection without a request stays open: it costs some 20 KiB, and clients open thousands and may vanish. Longer than clients (90 s)
-and most proxies (60 s) keep theirs, so that they seldom send a request over one that closes just then."""
+IDLE_SECONDS = 300.0
+"""For which a connection without a request stays open: it costs some 20 KiB, and clients open thousands and may vanish. The SDK ends its own after
+three minutes at most (measured), and most proxies after one, so that they seldom send a request over one that closes just then."""
 DIRECTORY = "service"
 """Below spec.checkpoint.path."""
 log = logging.getLogger(__name__)
