@@ -1,8 +1,9 @@
 """RLJobs as users write them: one or more in a YAML or JSON text, among other objects. And values from the command line that replace those of a text:
 `--set train.steps=500`, in Helm's syntax."""
 
+import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -11,11 +12,20 @@ import yaml
 from rljob_api import names
 from rljob_api.rules import ValidationResult, Violation, validate
 from rljob_api.rules.pods import annotation_violations, label_violations
+from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import as_written, path_of
 from rljob_api.yaml_text import Document, documents, said, value_of
 
 KEY = re.compile(r"((?:\\.|[^.\[\]\\])+)((?:\[[0-9]+\])*)(?:\.(?=.)|$)")
 """One name of a path, with the indices behind it. `\\.` is a dot of a name, as in those of labels."""
+TOP = ("apiVersion", "kind", "metadata", "spec", "status")
+METADATA = (
+    *("name", "namespace", "labels", "annotations", "generateName", "finalizers", "ownerReferences", "uid"),
+    *("resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink"),
+    *("deletionTimestamp", "deletionGracePeriodSeconds"),
+)
+"""Fields of Kubernetes' ObjectMeta (meta/v1)."""
+SECTIONS = frozenset(field.alias for field in RLJobSpec.model_fields.values())
 T = TypeVar("T")
 FIX = "write PATH=VALUE, for example train.steps=500 or rewards[0].rule=math"
 
@@ -113,13 +123,13 @@ def read(text: str, settings: Iterable[str] = ()) -> list[Manifest]:
     ManifestError, and OverrideError for a setting that cannot be put."""
     overrides = [Override.of(setting) for setting in settings]
     try:
-        objects = [d for d in documents(text) if isinstance(d.value, dict)]
+        given = [*documents(text)]
     except yaml.YAMLError as error:
         raise ManifestError(f"is not YAML: {said(error)}") from error
-    manifests = [_manifest(d) for d in objects if _meant(d.value)]
+    manifests = [_manifest(d) for d in given if isinstance(d.value, dict) and _meant(d.value)]
     if not manifests:
-        kinds = ", ".join(sorted({str(d.value.get("kind")) for d in objects})) or "nothing"
-        raise ManifestError(f"holds no {names.KIND} (found: {kinds})")
+        found = ", ".join(sorted({_kind(d.value) for d in given if d.value is not None})) or "nothing"
+        raise ManifestError(f"holds no {names.KIND} (found: {found})")
     return list(_with_namesakes([replace(m, spec=applied(m.spec, overrides)) for m in manifests]))
 
 
@@ -129,23 +139,53 @@ def _meant(given: dict[str, Any]) -> bool:
     return version.partition("/")[0] == names.GROUP or kind.lower().removesuffix("s") == names.KIND.lower()
 
 
+def _kind(value: Any) -> str:
+    """What a document is, where no job is found."""
+    if isinstance(value, list):
+        return "a list; write its objects without `- `, and `---` between two"
+    return (
+        str(value.get("kind", "an object without kind")) if isinstance(value, dict) else f"the text {as_written(value)}"
+    )
+
+
 def _manifest(document: Document) -> Manifest:
     given = document.value
     if given.get("kind") != names.KIND:
         known = given.get("apiVersion") == names.API_VERSION
         version = f", {'since apiVersion is' if known else 'and apiVersion'} {names.API_VERSION}"
-        raise ManifestError(f"kind = {given.get('kind', 'unset')}: must be {names.KIND}{version}")
+        raise ManifestError(f"kind = {given.get('kind', 'unset')}: must be {names.KIND}{version}{_slip('kind', given)}")
     if given.get("apiVersion") != names.API_VERSION:
-        raise ManifestError(f"apiVersion = {given.get('apiVersion')}: must be {names.API_VERSION}")
+        written = f"apiVersion = {given.get('apiVersion', 'unset')}"
+        raise ManifestError(f"{written}: must be {names.API_VERSION}{_slip('apiVersion', given)}")
     metadata, spec = given.get("metadata"), given.get("spec")
     if not isinstance(metadata, dict) or metadata.get("name") is None:
-        raise ManifestError("metadata.name is missing: a job needs a name")
+        raise ManifestError(f"metadata.name is missing: a job needs a name{_slip('metadata', given)}")
     if not isinstance(metadata["name"], str):
         raise ManifestError(f"metadata.name = {as_written(metadata['name'])}: must be a text")
     if not isinstance(spec, dict):
-        raise ManifestError("spec is missing or not an object; see `kubectl explain rljob.spec`")
-    problems = (*_ambiguous(document), *_metadata_violations(metadata))
+        slip = _slip("spec", given) or "; see `kubectl explain rljob.spec`"
+        raise ManifestError(f"spec is missing or not an object{slip}")
+    unknown = (*_unknown("", given, TOP), *_unknown("metadata.", metadata, METADATA))
+    problems = (*_ambiguous(document), *unknown, *_metadata_violations(metadata))
     return Manifest(metadata["name"], str(metadata.get("namespace") or ""), spec, problems)
+
+
+def _slip(wanted: str, given: dict[str, Any]) -> str:
+    """A key that was meant, where the one that is wanted is not there."""
+    others = [str(key) for key in given if key not in TOP]
+    near = (
+        difflib.get_close_matches(wanted.lower(), [key.lower() for key in others], n=1) if wanted not in given else []
+    )
+    return next((f"; in place of {key} write {wanted}" for key in others if key.lower() in near), "")
+
+
+def _unknown(prefix: str, given: dict[str, Any], known: Collection[str]) -> Iterator[Violation]:
+    """Fields that the API server refuses, or drops without a word."""
+    for key in (str(key) for key in given if key not in known):
+        near = difflib.get_close_matches(key, known, n=1)
+        inside = f"it belongs to spec: indent it as spec.{key}" if key in SECTIONS else "remove it"
+        fix = f"did you mean {prefix}{near[0]}?" if near and key not in SECTIONS else inside
+        yield Violation(f"{prefix}{key}", as_written(given[key]), "there is no such field", fix)
 
 
 def _metadata_violations(metadata: dict[str, Any]) -> Iterator[Violation]:

@@ -11,6 +11,7 @@ FLOAT, DATE, MERGE = (f"tag:yaml.org,2002:{name}" for name in ("float", "timesta
 NUMBER = re.compile(r"^([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
 """A number of YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3.2)."""
 
+ODD_BLANK = re.compile("[ \\t]*[\u00a0\u2000-\u200b\u202f\u3000\ufeff]")
 HINTS = {
     "expected <block end>": "indent the line as its neighbours",
     "found character '\\t'": "indent with blanks, not with tabs",
@@ -79,8 +80,16 @@ def said(error: yaml.YAMLError) -> str:
     if not isinstance(error, yaml.MarkedYAMLError) or not error.problem_mark:
         return str(error)
     hint = next((text for start, text in HINTS.items() if (error.problem or "").startswith(start)), "")
+    hint = _odd_blank(error.problem_mark) or hint
     place = f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
     return f"{place}: {error.problem}" + (f"; {hint}" if hint else "")
+
+
+def _odd_blank(mark: yaml.Mark) -> str:
+    """A line up to the mark that is indented with something that only looks like blanks, as copied web pages have it."""
+    lines = (mark.buffer or "").split("\n")[: mark.line + 1]
+    odd = next((n for n, line in enumerate(lines, 1) if ODD_BLANK.match(line)), 0)
+    return f"line {odd} begins with no-break spaces: write blanks" if odd else ""
 
 
 def _key(node: yaml.Node) -> str:

@@ -112,3 +112,42 @@ def test_metadata_that_the_api_server_refuses_are_named(metadata: dict[str, Any]
     }
     (found,) = read(yaml.safe_dump(job))
     assert [v.field for v in found.validate().violations] == fields
+
+
+@pytest.mark.parametrize(
+    ("around", "field", "fix"),
+    [
+        ("evaluation: {everySteps: 2}", "evaluation", "indent it as spec.evaluation"),
+        ("x-common: {steps: 3}", "x-common", "remove it"),
+        ("metadta: {}", "metadta", "did you mean metadata?"),
+    ],
+)
+def test_a_field_next_to_the_spec_is_refused_as_the_api_server_refuses_it(around: str, field: str, fix: str) -> None:
+    (given,) = read(f"{{apiVersion: rljob.dev/v1alpha1, kind: RLJob, metadata: {{name: a}}, spec: {{}}, {around}}}")
+    (problem,) = given.problems
+    assert (problem.field, problem.rule) == (field, "there is no such field") and fix in problem.fix
+
+
+def test_a_field_of_the_metadata_that_kubernetes_does_not_have_is_refused() -> None:
+    (given,) = read("{apiVersion: rljob.dev/v1alpha1, kind: RLJob, metadata: {name: a, label: {b: c}}, spec: {}}")
+    assert [(p.field, p.fix) for p in given.problems] == [("metadata.label", "did you mean metadata.labels?")]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- kind: RLJob", "found: a list; write its objects without `- `"),
+        ("spec", 'found: the text "spec"'),
+        ("{apiversion: rljob.dev/v1alpha1, kind: RLJob}", "in place of apiversion write apiVersion"),
+        ("{apiVersion: rljob.dev/v1alpha1, kind: RLJob, metadate: {name: a}}", "in place of metadate write metadata"),
+        (
+            "{apiVersion: rljob.dev/v1alpha1, kind: RLJob, metadata: {name: a}, specs: {}}",
+            "in place of specs write spec",
+        ),
+        ("a:\n\u00a0\u00a0b: 1\n  c: 2\n", "line 2 begins with no-break spaces: write blanks"),
+    ],
+)
+def test_a_slip_around_the_spec_is_named(text: str, said: str) -> None:
+    with pytest.raises(ManifestError) as error:
+        read(text)
+    assert said in str(error.value)
