@@ -84,11 +84,12 @@ class Settings:
         self._defaults = {row.key: row.default for row in self.system.rows}
 
     def _add(self, name: str, value: Any) -> None:
-        row = self._names.get(name) or self._below(name)
+        row = self._names.get(name) or self._below(name) or self._inside(name)
         if row and isinstance(row.default, bool) and value not in (True, False, None):
             self.problems.append(Problem(name, f"{value!r} must be true or false, without quotes", (name,)))
         elif row:
-            self._give(name if row.key.endswith("*") else row.key, Given(name, value, row))
+            inner = row.key.endswith("*") or name not in (row.key, *row.also)
+            self._give(name if inner else row.key, Given(name, value, row))
         elif value in (None, {}) and self._leads(name):
             return
         elif name in self.options.allowed:
@@ -113,6 +114,14 @@ class Settings:
             if row and n < len(parts) and (not row.known or parts[n] in row.known):
                 return row
         return None
+
+    def _inside(self, name: str) -> Row | None:
+        """The row of a mapping that no field takes over, whatever is in it."""
+        parts = name.split(".")
+        rows = (self._names.get(".".join(parts[:n])) for n in range(len(parts) - 1, 0, -1))
+        row = next(filter(None, rows), None)
+        whole = row is not None and row.outcome is Outcome.LACKING and True not in row.neutral
+        return row if whole else None
 
     def _leads(self, name: str) -> bool:
         """Whether other keys begin with it: nothing in their place says nothing."""

@@ -81,3 +81,27 @@ def test_an_override_that_a_variable_leaves_empty_is_reported() -> None:
 def test_a_mini_batch_of_none_is_refused() -> None:
     (problem,) = verl(f"{ACTOR}ppo_mini_batch_size=0").problems
     assert "0 is not above 0" in problem.text and problem.key == f"{ACTOR}ppo_mini_batch_size"
+
+
+@pytest.mark.parametrize("value", ["float16", "fp16"])
+def test_half_precision_of_fsdp_is_refused_as_that_of_megatron_is(value: str) -> None:
+    for key in ("fsdp_config", "megatron"):
+        (problem,) = verl(f"{ACTOR}{key}.dtype={value}").problems
+        assert "none of bfloat16" in problem.text and problem.key == f"{ACTOR}{key}.dtype"
+    assert spec(verl(f"{ACTOR}fsdp_config.dtype=fp32"))["model"]["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("given", "heading"),
+    [
+        ("critic.model.lora_rank=8", "Not expressible"),
+        ("critic.model.override_config.dropout=0.1", "Not expressible"),
+        ("critic.fsdp.dtype=fp16", "Not expressible"),
+        ("critic.loss_agg_mode=seq-mean-token-mean", "Changed"),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", "Changed"),
+    ],
+)
+def test_what_a_critic_learns_in_another_way_is_reported(given: str, heading: str) -> None:
+    found = verl(f"algorithm.adv_estimator=gae {given}")
+    assert f"{given.replace('=', ' = ')}: the " in found.report.partition(heading)[2]
+    assert "the critic" not in verl(f"algorithm.adv_estimator=gae {given.partition('=')[0]}=null").report

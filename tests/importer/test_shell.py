@@ -33,6 +33,8 @@ WORDS = [
     "(( N > 4 )) && run more",
     "{ run one; run two; }",
     'B=$(( (N + 1) / NOTHING ))\nrun "$B" end',
+    '# a comment that ends in \\\nV=1; run a\\\nb c \\\n  d $V "e\\\nf" # rest \\\nrun next',
+    'A=(\n a \\\n # b \\\n c\n); run "${A[@]}"',
     'let M=3*4 "K = M + 1"; run $M $K',
     "(( M = N * 2 )); (( M += 1 )); ((N++)); run $M $N; (( N > 9 )) && run more",
     'printf -v E "g-%s-%03d" a 7; V=$(printf "%s/%.1f" a 2); run "$E" $V',

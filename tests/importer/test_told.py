@@ -102,3 +102,12 @@ def test_keys_with_the_other_systems_default_are_counted() -> None:
     assert verl("data.truncation=error").report.endswith(
         "1 key has verl's default, or a value that changes nothing, and needs no line."
     )
+
+
+def test_a_mapping_that_no_field_takes_over_is_reported_with_what_is_in_it() -> None:
+    tree = yaml.safe_load((HERE / "trinity/dapo.yaml").read_text())
+    tree["model"]["rope_scaling"] = {"rope_type": "yarn", "factor": 2.0}
+    found = imported("trinity", yaml.safe_dump(tree), "file", CASES["trinity/dapo.yaml"])
+    assert not found.problems
+    lacking = found.report.partition("Not expressible")[2]
+    assert "model.rope_scaling.rope_type = yarn: " in lacking and "model.rope_scaling.factor = 2.0: " in lacking

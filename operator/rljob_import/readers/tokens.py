@@ -20,12 +20,14 @@ NUMBERS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge":
 def tokens(script: str) -> list[str]:
     """Operators and words, quotes and expansions still in them; comments and redirections left out. What a command reads, of a here-document
     or behind `<<<`, is one of its words, behind INPUT."""
-    text = script.replace("\r\n", "\n").replace("\\\n", " ")
+    text = script.replace("\r\n", "\n")
     parts: list[str] = []
     i, marks = 0, list[tuple[str, int]]()
     while i < len(text):
         if text[i] in " \t":
             i += 1
+        elif text.startswith("\\\n", i):  # the line goes on, unless it is a comment
+            i += 2
         elif text[i] == "#":
             i = _line_end(text, i)
         elif redirection := REDIRECTION.match(text, i):

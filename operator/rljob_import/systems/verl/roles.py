@@ -222,6 +222,7 @@ def learning(settings: Settings) -> Iterator[Said]:
         yield from clipped(settings, prefix, target)
     if is_gae(settings):
         yield from critic(settings)
+        yield from critic_mean(settings)
 
 
 def optimizer(
@@ -280,6 +281,16 @@ def critic(settings: Settings) -> Iterator[Said]:
     ):
         if key in settings and settings[key] != settings[own]:
             yield settings.changed(key, f"the critic learns in the policy's passes: {show(settings[own])}")
+
+
+def critic_mean(settings: Settings) -> Iterator[Said]:
+    """verl's critic averages as its policy does, unless it has a key of its own."""
+    own = "critic.loss_agg_mode"
+    key = own if own in settings else f"{ACTOR}loss_agg_mode"
+    if settings[key] not in (None, "token-mean"):
+        yield settings.changed(
+            key, "the critic's loss is the mean over the response tokens of a mini-batch: token-mean"
+        )
 
 
 def reference(settings: Settings) -> Iterator[Said]:

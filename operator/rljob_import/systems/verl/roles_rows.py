@@ -1,7 +1,8 @@
-"""What becomes of verl's keys of the other roles: reference, rollouts, critic, rewards, trainer."""
+"""What becomes of verl's keys of the other roles: reference, rollouts, rewards, trainer; the critic's are in `critic_rows`."""
 
 from rljob_import.shared.megatron import same_layout_rows
 from rljob_import.shared.values import at_least, choice
+from rljob_import.systems.verl.critic_rows import CRITIC
 from rljob_import.systems.verl.distillation import DISTILLATION
 from rljob_import.systems.verl.rows import (
     ACTOR_ROWS,
@@ -18,7 +19,6 @@ from rljob_import.systems.verl.rows import (
     ROLLOUT,
     SPEED,
     megatron_rows,
-    optimizer_rows,
 )
 from rljob_import.table import becomes, implied, lacks, must, read
 
@@ -45,33 +45,6 @@ ROLLOUT_QUIET = (
     *("multi_stage_wake_up", "full_determinism", "cudagraph_capture_sizes", "limit_images"),
     *("disaggregation.*", "mtp.*", "qat.*", "trace.*", "profiler.*", "prometheus.*"),
     *("skip_rollout", "skip_dump_dir", "layer_name_map.*", "moe_load_balance_metrics_interval", "model_engine"),
-)
-FSDP = ("fsdp", "fsdp_config", "model.fsdp_config")
-"""Where the critic's settings of FSDP are, by version."""
-CRITIC_BUDGETS = (
-    *("ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu", "ppo_micro_batch_size", "use_dynamic_bsz"),
-    *("forward_max_token_len_per_gpu", "forward_micro_batch_size_per_gpu", "forward_micro_batch_size"),
-)
-CRITIC_QUIET = (
-    *(
-        "strategy",
-        "enable",
-        "rollout_n",
-        "shuffle",
-        "data_loader_seed",
-        "loss_agg_mode",
-        "loss_scale_factor",
-    ),
-    *(
-        "model.*",
-        "checkpoint.*",
-        "nccl_timeout",
-        "load_weight",
-        "fsdp.*",
-        "fsdp_config.*",
-        "veomni.*",
-        "model_config.*",
-    ),
 )
 REWARD_MODEL_QUIET = (
     *("enable_resource_pool", "n_gpus_per_node", "nnodes", "strategy", "num_workers", "use_reward_loop", "load_weight"),
@@ -183,41 +156,6 @@ ROLLOUT_ROWS = (
     *(implied(f"{ROLLOUT}{key}", SPEED) for key in ROLLOUT_QUIET),
 )
 
-CRITIC = (
-    read("critic.model.path", "critic.path"),
-    *optimizer_rows("critic.", "critic.optimizer", 1e-5),
-    read("critic.grad_clip", "critic.optimizer.clipGrad", text="of FSDP; Megatron's is optim.clip_grad"),
-    becomes("critic.cliprange_value", "critic.clip", 0.5),
-    *same_layout_rows("critic.megatron.", "the critic"),
-    becomes(
-        "critic.megatron.param_offload",
-        "critic.offload.parameters",
-        also=tuple(f"critic.{part}.param_offload" for part in FSDP),
-    ),
-    becomes("critic.megatron.grad_offload", "critic.offload.gradients"),
-    becomes(
-        "critic.megatron.optimizer_offload",
-        "critic.offload.optimizer",
-        also=tuple(f"critic.{part}.optimizer_offload" for part in FSDP),
-    ),
-    read("critic.ulysses_sequence_parallel_size", "", text="the critic runs in the trainer's layout"),
-    implied("critic.megatron.router_replay.mode", "as the policy's"),
-    *megatron_rows("critic.megatron."),
-    *(
-        implied(f"critic.megatron.{key}", "as the policy's")
-        for key in ("dtype", "override_ddp_config.*", "dist_ckpt_optim_fully_reshardable")
-    ),
-    *(
-        implied(f"critic.megatron.{key}", "critic.path says it")
-        for key in ("use_dist_checkpointing", "dist_checkpointing_path")
-    ),
-    implied("critic.megatron.override_transformer_config.*", "the critic runs with the policy's"),
-    read("critic.ppo_epochs", "", text="the critic learns in the policy's passes and mini-batches"),
-    read("critic.ppo_mini_batch_size", "", text="the critic learns in the policy's passes and mini-batches"),
-    *(implied(f"critic.{key}", ONE_BUDGET) for key in CRITIC_BUDGETS),
-    *(implied(f"critic.{key}") for key in (*QUIET, *CRITIC_QUIET)),
-    becomes("trainer.critic_warmup", "critic.warmupSteps", 0),
-)
 
 OVERLONG = "overlong_buffer_cfg"
 OWN_MANAGER = "rewards are functions of one response: mount a file with one, and name it in spec.rewards[].python"
