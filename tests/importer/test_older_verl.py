@@ -7,6 +7,7 @@ import yaml
 
 from importer.converted import verl
 from rljob_import import Options
+from rljob_import.readers.hydra import UnreadableFile
 from rljob_import.report import Conversion, imported
 
 SFT = "torchrun --nproc_per_node=4 -m verl.trainer.{} data.train_files=/data/a.parquet trainer.total_training_steps=40 "
@@ -105,3 +106,9 @@ def test_what_a_critic_learns_in_another_way_is_reported(given: str, heading: st
     found = verl(f"algorithm.adv_estimator=gae {given}")
     assert f"{given.replace('=', ' = ')}: the " in found.report.partition(heading)[2]
     assert "the critic" not in verl(f"algorithm.adv_estimator=gae {given.partition('=')[0]}=null").report
+
+
+@pytest.mark.parametrize("trainer", ["openrlhf.cli.train_ppo_ray", "areal.launcher.ray", "llamafactory-cli"])
+def test_a_script_of_another_system_is_named(trainer: str) -> None:
+    with pytest.raises(UnreadableFile, match=f"runs {trainer}, which is no trainer of verl's: import reads verl, roll"):
+        sft(f"torchrun -m {trainer} --learning_rate 1e-6 --train_batch_size 128")

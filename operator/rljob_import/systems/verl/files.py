@@ -1,10 +1,12 @@
 """How verl's configurations are written: scripts of Hydra overrides, or YAML."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
+from rljob_import import SYSTEMS
 from rljob_import.readers.hydra import (
     CommandLine,
     UnreadableFile,
@@ -43,6 +45,8 @@ def unread(settings: Settings) -> dict[str, str]:
     return why
 
 
+OTHER_TRAINER = re.compile(r"(?:.*/)?(openrlhf|trl|swift|nemo_rl|slime|areal|prime_rl|llamafactory)\b.*")
+"""Words of a command that runs another system's trainer."""
 NO_TRAINING = ("main_generation", "main_eval")
 """What verl's modules are named that train nothing."""
 PPO = System("verl", PPO_ROWS, (*roles.RULES, template_arguments, *algorithm.RULES), VERL, unread)
@@ -111,6 +115,9 @@ def _sft(module: str, values: Mapping[str, Any]) -> System:
 
 def _without_overrides(text: str, shell: Shell) -> str:
     """What was read in vain: loops that were passed over, and why it is no YAML."""
+    other = next((word for command in shell.commands for word in command if OTHER_TRAINER.fullmatch(word)), "")
+    if other:
+        return f"runs {other}, which is no trainer of verl's: import reads {', '.join(SYSTEMS)}"
     passed = "".join(f"; {loop} {what}" for loop, what in shell.remarks.items() if "passed over" in what)
     try:
         why = f"as YAML it is {'a list' if isinstance(document(text), list) else 'a text'}"
