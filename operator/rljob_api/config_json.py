@@ -15,10 +15,11 @@ FROM_ONE = (
     *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     *("intermediate_size", "moe_intermediate_size", "max_position_embeddings"),
     *("shared_expert_intermediate_size", "full_attention_interval", "rotary_dim", "index_topk_freq"),
+    *("n_group", "topk_group"),
 )
 FROM_ZERO = (
     *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
-    *("first_k_dense_replace", "n_group", "topk_group", "q_lora_rank", "kv_lora_rank", "index_skip_topk_offset"),
+    *("first_k_dense_replace", "q_lora_rank", "kv_lora_rank", "index_skip_topk_offset"),
 )
 OF_LATENTS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """What the model of a config.json with `kv_lora_rank` is computed from as well."""
@@ -128,11 +129,12 @@ def _rope(key: str, rope: Any) -> Iterator[Unfit]:
     if not isinstance(rope, dict | None):
         yield Unfit(key, rope, "must be a mapping")
         return
-    everywhere = (rope or {}).get("full_attention")
-    if not isinstance(everywhere, dict | None):
-        yield Unfit(f"{key}.full_attention", everywhere, "must be a mapping")
+    rope = rope or {}
+    sections = [name for name in ("full_attention", "sliding_attention") if not isinstance(rope.get(name), dict | None)]
+    if sections:
+        yield Unfit(f"{key}.{sections[0]}", rope[sections[0]], "must be a mapping")
         return
-    numbers = everywhere or rope or {}
+    numbers = rope.get("full_attention") or rope
     for name in (name for name in OF_ROPE if numbers.get(name) is not None):
         if not _is_positive(numbers[name]):
             yield Unfit(f"{key}.{name}", numbers[name], f"must be a number above 0, at most {MOST}")

@@ -6,13 +6,17 @@ from typing import Any, NamedTuple
 
 from rljob_api.family import ADAPTED, ATTENTION, EXPERTS, TENSOR, Family
 
-SIGMOID_ROUTING = {
+SILU = {"hidden_act": ("silu",)}
+UNTIED = SILU | {"tie_word_embeddings": (False,)}
+SIGMOID_ROUTING = UNTIED | {
     "topk_method": ("noaux_tc",),
     "norm_topk_prob": (True,),
     "scoring_func": ("sigmoid",),
     "moe_layer_freq": (1,),
 }
 """Values with which DeepSeek-V3 and its relatives choose experts: the only ones that are proven."""
+WHOLE_PAIRS = {"truncate": True}
+"""YaRN's limits are rounded to whole pairs of numbers: megatron-core has no others for latent attention."""
 FAMILIES = {
     family.model_type: family
     for family in (
@@ -23,7 +27,14 @@ FAMILIES = {
             adapters=ADAPTED,
             tools="llama3_json",
         ),
-        Family("mistral", "Mistral 7B, Nemo, Small", windows=True, adapters=ADAPTED, tools="mistral"),
+        Family(
+            "mistral",
+            "Mistral 7B, Nemo, Small",
+            windows=True,
+            adapters=ADAPTED,
+            values=SILU,
+            tools="mistral",
+        ),
         Family("phi3", "Phi-3, Phi-4", windows=True, adapters=ADAPTED, fused=True, tools="phi4_mini_json"),
         Family(
             "qwen2",
@@ -66,7 +77,7 @@ FAMILIES = {
             EXPERTS,
             states=True,
             servers=("gpu",),
-            values={"norm_topk_prob": (True,)},
+            values=SILU | {"norm_topk_prob": (True,), "partial_rotary_factor": (0.25,)},
             rope={"partial_rotary_factor": 0.25},
             tools="hermes",
         ),
@@ -78,6 +89,7 @@ FAMILIES = {
             language="qwen3_5_text",
             vision=True,
             servers=(),
+            values=SILU,
             tools="qwen3_coder",
         ),
         Family(
@@ -88,22 +100,35 @@ FAMILIES = {
             language="qwen3_5_moe_text",
             vision=True,
             servers=(),
+            values=SILU,
             tools="qwen3_coder",
         ),
-        Family("qwen3_5_text", "Qwen3.5, dense, of text", states=True, servers=("gpu",), tools="qwen3_coder"),
+        Family(
+            "qwen3_5_text", "Qwen3.5, dense, of text", states=True, servers=("gpu",), values=SILU, tools="qwen3_coder"
+        ),
         Family(
             "qwen3_5_moe_text",
             "Qwen3.5 with experts, of text",
             EXPERTS,
             states=True,
             servers=("gpu",),
+            values=SILU,
             tools="qwen3_coder",
         ),
         Family(
             "gemma3_text",
             "Gemma 3 of text: 270M, 1B",
             windows=True,
+            windows_but=6,
             adapters=ADAPTED,
+            values={
+                "attn_logit_softcapping": (None,),
+                "final_logit_softcapping": (None,),
+                "sliding_window_pattern": (6,),
+                "tie_word_embeddings": (True,),
+                "use_bidirectional_attention": (False,),
+            },
+            rope={"factor": 1.0},
         ),
         Family("mixtral", "Mixtral", EXPERTS, windows=True, adapters=ATTENTION, tools="mistral"),
         Family(
@@ -112,7 +137,7 @@ FAMILIES = {
             biases=True,
             adapters=("linear_qkv", "linear_proj", "linear_fc2"),
             together="gate and up",
-            values={"hidden_act": ("silu",)},
+            values=SILU,
         ),
         Family(
             "glm4_moe",
@@ -123,7 +148,8 @@ FAMILIES = {
             multi_token=True,
             guesses=("mtp",),
             guesses_on_gpus=("mtp",),
-            values={"n_shared_experts": (1,), "norm_topk_prob": (True,)},
+            values=UNTIED | {"n_shared_experts": (1,), "norm_topk_prob": (True,), "partial_rotary_factor": (0.5,)},
+            rope={"partial_rotary_factor": 0.5},
             tools="glm45",
         ),
         Family(
@@ -131,8 +157,8 @@ FAMILIES = {
             "MiniMax-M2, M2.1, M2.5, M2.7, in bfloat16",
             EXPERTS,
             adapters=ATTENTION,
-            values={
-                "hidden_act": ("silu",),
+            values=SILU
+            | {
                 "qk_norm_type": ("per_layer",),
                 "scoring_func": ("sigmoid",),
                 "shared_intermediate_size": (0,),
@@ -148,11 +174,12 @@ FAMILIES = {
             EXPERTS,
             rotations=("yarn",),
             windows=True,
+            windows_but=2,
             biases=True,
             adapters=ATTENTION,
             servers=("gpu",),
             whole_experts=True,
-            values={"swiglu_limit": (7.0,), "hidden_act": ("silu",)},
+            values=UNTIED | {"attention_bias": (True,), "swiglu_limit": (7.0,)},
             rope={
                 "factor": 32.0,
                 "original_max_position_embeddings": 4096,
@@ -170,13 +197,15 @@ FAMILIES = {
             rotations=("default", "yarn"),
             latent=True,
             adapters=("linear_proj",),
-            values={
+            values=UNTIED
+            | {
                 "topk_method": ("greedy",),
                 "n_group": (1,),
                 "norm_topk_prob": (False,),
                 "scoring_func": ("softmax",),
                 "moe_layer_freq": (1,),
             },
+            rope=WHOLE_PAIRS,
         ),
         Family(
             "deepseek_v3",
@@ -188,6 +217,7 @@ FAMILIES = {
             multi_token=True,
             guesses=("mtp",),
             values=SIGMOID_ROUTING | {"rope_interleave": (True,)},
+            rope=WHOLE_PAIRS,
             tools="deepseek_v3",
         ),
         Family(
@@ -197,7 +227,8 @@ FAMILIES = {
             rotations=("yarn",),
             latent=True,
             adapters=("linear_proj",),
-            values=SIGMOID_ROUTING | {"num_nextn_predict_layers": (0,)},
+            values=SIGMOID_ROUTING | {"num_nextn_predict_layers": (0,), "rope_interleave": (True,)},
+            rope=WHOLE_PAIRS,
             tools="kimi_k2",
         ),
         Family(
@@ -210,6 +241,7 @@ FAMILIES = {
             adapters=("linear_proj",),
             servers=("gpu",),
             values=SIGMOID_ROUTING | {"indexer_rope_interleave": (False,)},
+            rope=WHOLE_PAIRS,
             required=("scoring_func", "topk_method"),
         ),
         Family(

@@ -32,6 +32,8 @@ class Family:
     """`rope_type` in config.json."""
     windows: bool = False
     """Sliding windows are trained."""
+    windows_but: int = 0
+    """All layers have them but each so many-th; 0: all layers."""
     biases: bool = False
     """`attention_bias` may be true: queries, keys and values have biases."""
     latent: bool = False

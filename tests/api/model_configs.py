@@ -48,6 +48,9 @@ HYBRID = DENSE | {
 MINIMAX = DENSE | {"model_type": "minimax_m2", "num_local_experts": 6, "head_dim": 32, "rotary_dim": 16}
 MINIMAX |= {"scoring_func": "sigmoid", "use_routing_bias": True}
 NEXT = HYBRID | {"model_type": "qwen3_next"}
+GLM = EXPERTS | {"model_type": "glm4_moe"}
+GEMMA = DENSE | {"model_type": "gemma3_text"}
+LOCAL = "sliding_attention"
 VISION = {
     "model_type": "qwen2_5_vl",
     "vision_config": {"depth": 2},

@@ -7,7 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.model_configs import DENSE, EXPERTS, HYBRID, LATENT, LLAMA3, MINIMAX, NEXT, M, P, T, check, require_broken
+from api.model_configs import (
+    DENSE,
+    EXPERTS,
+    GEMMA,
+    GLM,
+    HYBRID,
+    LATENT,
+    LLAMA3,
+    LOCAL,
+    MINIMAX,
+    NEXT,
+    M,
+    P,
+    T,
+    check,
+    require_broken,
+)
 from api.sized import gpu_spec
 from api.specs import make_spec
 from rljob_api.families import FAMILIES
@@ -50,6 +66,21 @@ RULES = [
     (MINIMAX | {"qk_norm_type": "per_head"}, {}, M, "its qk_norm_type = per_head is not supported"),
     (EXPERTS | {"mlp_only_layers": [0]}, {}, M, "its mlp_only_layers = [0] is not supported"),
     (EXPERTS | {"decoder_sparse_step": 2}, {}, M, "its decoder_sparse_step = 2 is not supported"),
+    (EXPERTS | {"num_experts_per_tok": 1}, {}, M, "its num_experts_per_tok = 1 is not supported"),
+    (LATENT | {"n_shared_experts": 0}, {}, M, "its n_shared_experts = 0 is not supported"),
+    (LATENT | {"topk_group": 0}, {}, M, "its config.json has topk_group = 0, which must be a whole number from 1"),
+    (NEXT | {"partial_rotary_factor": 0.5}, {}, M, "its partial_rotary_factor = 0.5 is not supported"),
+    (LATENT | {"tie_word_embeddings": True}, {}, M, "its tie_word_embeddings = True is not supported"),
+    (LATENT | {"rope_scaling": {"type": "yarn", "truncate": False}}, {}, M, "its rope_scaling = "),
+    (GLM | {"partial_rotary_factor": 1.0}, {}, M, "its partial_rotary_factor = 1.0 is not supported"),
+    (GLM | {"rope_parameters": {"partial_rotary_factor": 1.0}}, {}, M, "its rope_scaling = "),
+    (GEMMA | {"final_logit_softcapping": 30.0}, {}, M, "its final_logit_softcapping = 30.0 is not supported"),
+    (GEMMA | {"use_bidirectional_attention": True}, {}, M, "its use_bidirectional_attention = True is not supported"),
+    (GEMMA | {"sliding_window_pattern": 4}, {}, M, "its sliding_window_pattern = 4 is not supported"),
+    (GEMMA | {"layer_types": [LOCAL] * 12}, {}, M, "its layer_types = ['sliding_attention', "),
+    (GEMMA | {"rope_parameters": {LOCAL: {"rope_type": "linear", "factor": 8.0}}}, {}, M, "its rope_parameters = "),
+    (GEMMA | {"rope_parameters": {LOCAL: 3}}, {}, M, "its config.json has rope_parameters.sliding_attention = 3"),
+    (DENSE | {"model_type": "mistral", "hidden_act": "gelu"}, {}, M, "its hidden_act = gelu is not supported"),
     (DENSE | {"quantization_config": {"bits": 4}}, {}, M, "its quantization_config = {'bits': 4} is not supported"),
 ]  # fmt: skip
 
@@ -87,6 +118,13 @@ def test_rope_scaling_of_llama_3_is_known_with_its_own_frequencies_only() -> Non
     assert check(DENSE | {"rope_scaling": LLAMA3}) == []
     ((_, rule),) = check(DENSE | {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 4096}})
     assert rule.startswith("its rope_scaling = {")
+
+
+def test_windows_in_the_published_layers_are_known() -> None:
+    layers = ([LOCAL] * 5 + ["full_attention"]) * 2
+    rope = {"full_attention": {"rope_type": "default"}, LOCAL: {"rope_type": "default"}}
+    assert check(GEMMA | {"layer_types": layers, "rope_parameters": rope, "sliding_window": 512}) == []
+    assert check(GEMMA | {"layer_types": layers[::-1]}) != []
 
 
 def test_recomputed_layers_fit_into_a_piece_of_a_stage() -> None:

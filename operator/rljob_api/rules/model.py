@@ -5,9 +5,10 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.config_json import unfit
-from rljob_api.families import FAMILIES, REFUSED, Refusal, family_of, has_delta_nets, language_of, rope_of
+from rljob_api.families import FAMILIES, REFUSED, Refusal, family_of, has_delta_nets, language_of
 from rljob_api.rules.engine import SIZES, Violation
 from rljob_api.rules.exact import exact_violations
+from rljob_api.rules.features import feature_violations
 from rljob_api.rules.keys import TRANSFORMER
 from rljob_api.rules.layout import JudgedRanks, unfit_module
 from rljob_api.rules.lora import adapter_violations
@@ -33,8 +34,6 @@ DELTA_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
 """Keys of the heads of gated delta nets."""
 REPLAYED_EXPERTS = 2**15
 """Largest number of experts for router replay: the index of an expert is stored in two bytes at most, with a sign."""
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The only frequencies of this rope scaling that megatron-core has (core/models/common/embeddings/rotary_pos_embedding.py, `_apply_scaling`)."""
 
 
 def _no_family(spec: RLJobSpec, kind: str) -> Violation:
@@ -57,7 +56,7 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
         yield from damaged
         return
     config = language_of(config)
-    yield from _feature_violations(spec, config)
+    yield from feature_violations(spec, config)
     for check in (_width_violations, _depth_violations, _expert_violations, indexer_violations):
         for role in (names.ROLE_TRAINER, *_like_the_policy(spec)):
             yield from check(JudgedRanks.of(spec, role), config)
@@ -83,54 +82,6 @@ def _like_the_policy(spec: RLJobSpec) -> list[str]:
     """Gangs whose model has the policy's architecture."""
     same = {names.ROLE_REFERENCE} | ({names.ROLE_CRITIC} if spec.critic and not spec.critic.path else set())
     return [role for role in spec.gangs if role in same]
-
-
-def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """Features of a model, in a supported family, that would be trained wrongly."""
-    family = family_of(config)
-    rope_type, rope = rope_of(config)
-    published = LLAMA3 if rope_type == "llama3" else family.rope if family else {}
-    other_frequencies = any(rope.get(key, number) != number for key, number in published.items())
-    unusual = {
-        "rope_type": family and rope_type not in family.rotations,
-        "rope_scaling": other_frequencies or (rope_type == "yarn" and rope.get("attention_factor")),
-        "sliding_window": config.get("sliding_window") and config.get("use_sliding_window"),
-        "decoder_sparse_step": config.get("decoder_sparse_step", 1) != 1,
-        "attention_bias": config.get("attention_bias") and not (family and family.biases),
-        "topk_group": _groups_of_experts(config),
-        "rotary_dim": _rotated_otherwise(config, rope),
-        "mlp_layer_types": _mixed_otherwise(config),
-        **{key: config.get(key) for key in ("mlp_only_layers", "mlp_bias", "quantization_config")},
-        **{key: config.get(key, values[0]) not in values for key, values in (family.values if family else {}).items()},
-    }
-    for key in (key for key, broken in unusual.items() if broken):
-        value = config.get(key, rope_type)
-        yield Violation(
-            "spec.model.path", spec.model.path, f"its {key} = {value} is not supported", "use another model"
-        )
-    for key in family.required if family else ():
-        if config.get(key) is None:
-            rule, fix = f"its config.json has no {key}", "restore the file from where the model was published"
-            yield Violation("spec.model.path", spec.model.path, rule, fix)
-
-
-def _rotated_otherwise(config: dict[str, Any], rope: dict[str, Any]) -> bool:
-    """Whether `rotary_dim`, the numbers of a head that are rotated, and the share of a head that they are say different things."""
-    share, number = rope.get("partial_rotary_factor"), config.get("rotary_dim")
-    return number is not None and share is not None and number != share * (config.get("head_dim") or 0)
-
-
-def _mixed_otherwise(config: dict[str, Any]) -> bool:
-    """Whether `mlp_layer_types` names other layers without experts than the first ones, of which there are `first_k_dense_replace`."""
-    kinds, dense = config.get("mlp_layer_types"), config.get("first_k_dense_replace") or 0
-    return kinds is not None and list(kinds) != ["dense"] * dense + ["sparse"] * (len(kinds) - dense)
-
-
-def _groups_of_experts(config: dict[str, Any]) -> bool:
-    """Whether megatron-core would rank groups of experts by another number of their experts than DeepSeek-V3, which takes the best two. It takes
-    num_experts_per_tok / topk_group (core/transformer/moe/moe_utils.py, `group_limited_topk`)."""
-    groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
-    return groups > 1 and (config.get("num_experts_per_tok") or 0) // chosen != 2
 
 
 def _width_violations(ranks: JudgedRanks, config: dict[str, Any]) -> Iterator[Violation]:

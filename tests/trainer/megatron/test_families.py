@@ -11,7 +11,6 @@ import torch
 from api.specs import make_spec
 from rljob_api.families import FAMILIES, has_latent_attention, language_of, rope_of
 from rljob_api.family import Family
-from rljob_api.indexers import SHARED, indexers_of
 from rljob_api.rules.model import model_violations
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
@@ -55,7 +54,8 @@ def layouts_of(kind: str, world: int) -> list[dict[str, int]]:
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 def test_the_table_of_families_says_what_is_tested_here(family: Family) -> None:
-    configs = [make_config(kind).to_dict() for kind in KINDS if family_of(kind) == family.model_type]
+    kinds = [kind for kind in KINDS if family_of(kind) == family.model_type]
+    configs = [make_config(kind, tied=kind in TIED).to_dict() for kind in kinds]
     assert {config["model_type"] for config in configs} == {family.model_type}
     said = [language_of(config) for config in configs]
     assert {rope_of(config)[0] for config in said} == set(family.rotations)
@@ -72,8 +72,7 @@ def test_the_table_of_families_says_what_is_tested_here(family: Family) -> None:
         assert not any(list(model_violations(training, c)) for c in configs)
         kernels = {"vllmArgs": {"gdn-prefill-backend": "triton"}} if family.states else {}
         generating = make_spec(trainer={"device": device}, rollout=kernels)
-        shown = [c for c in configs if not (family.sparse and SHARED in indexers_of(c))]
-        assert {not list(model_violations(generating, c)) for c in shown} == {device in family.servers}
+        assert {not list(model_violations(generating, c)) for c in configs} == {device in family.servers}
 
 
 ON_TWO_RANKS = ("mistral, window", "qwen2", "qwen3_moe", "gemma3_text", "deepseek_v3", "qwen3_5_text", "qwen3_vl")

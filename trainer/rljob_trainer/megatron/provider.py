@@ -130,7 +130,16 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout, multi_token: bool 
     ours = _layout(layout, spec) | _recompute(spec) | _numbers(provider, spec) | _multi_token(multi_token)
     given = _given(spec)
     for key, value in (
-        _EXPERTS | _ATTENTION | _PIPELINE | plain | _rotation(provider) | device | given | ours | _frozen(spec)
+        _EXPERTS
+        | _ATTENTION
+        | _PIPELINE
+        | plain
+        | _rotation(provider)
+        | _gate(provider)
+        | device
+        | given
+        | ours
+        | _frozen(spec)
     ).items():
         setattr(provider, key, value)
     tower = getattr(provider, "vision_config", None)
@@ -190,10 +199,18 @@ def _frozen(spec: RLJobSpec) -> dict[str, Any]:
     return {parts[part]: True for part in spec.model.freeze}
 
 
+def _gate(provider: Any) -> dict[str, Any]:
+    """The kernel of bias and gate has SiLU only, and megatron-bridge asks for it with any activation."""
+    return {} if _is_swiglu(provider) else {"bias_activation_fusion": False}
+
+
+def _is_swiglu(provider: Any) -> bool:
+    return bool(provider.gated_linear_unit) and provider.activation_func is torch.nn.functional.silu
+
+
 def _fused(provider: Any) -> dict[str, Any]:
     """Fused kernels that need only a GPU. The first one is in compat/environment.py."""
-    swiglu = provider.gated_linear_unit and provider.activation_func is torch.nn.functional.silu
-    return {"gradient_accumulation_fusion": True, "bias_activation_fusion": swiglu}
+    return {"gradient_accumulation_fusion": True, "bias_activation_fusion": _is_swiglu(provider)}
 
 
 def _layout(layout: Layout, spec: RLJobSpec) -> dict[str, Any]:
