@@ -73,7 +73,7 @@ def script(
     events: dict[int, Callable[[], object]] | None = None,
     pause: int = 0,
 ) -> dict[str, Any]:
-    """What a script finds that takes `steps` of `seconds` at least. `events`: what happens after a step of it, while it goes on to the next one.
+    """What a script finds that takes `steps` of `seconds` at least. `events`: what happens after a step of it, while it takes the next one.
     After step `pause` it asks for nothing until the event has ended."""
     command = [sys.executable, str(CLIENT), url, MODEL, *map(str, (steps, seconds, rank, pause))]
     environment = os.environ | {"TINKER_TELEMETRY": "0"}

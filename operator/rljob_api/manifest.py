@@ -143,9 +143,9 @@ def _kind(value: Any) -> str:
     """What a document is, where no job is found."""
     if isinstance(value, list):
         return "a list; write its objects without `- `, and `---` between two"
-    return (
-        str(value.get("kind", "an object without kind")) if isinstance(value, dict) else f"the text {as_written(value)}"
-    )
+    if isinstance(value, dict):
+        return str(value.get("kind", "an object without kind"))
+    return f"the text {as_written(value)}"
 
 
 def _manifest(document: Document) -> Manifest:
@@ -172,10 +172,10 @@ def _manifest(document: Document) -> Manifest:
 
 def _slip(wanted: str, given: dict[str, Any]) -> str:
     """A key that was meant, where the one that is wanted is not there."""
+    if wanted in given:
+        return ""
     others = [str(key) for key in given if key not in TOP]
-    near = (
-        difflib.get_close_matches(wanted.lower(), [key.lower() for key in others], n=1) if wanted not in given else []
-    )
+    near = difflib.get_close_matches(wanted.lower(), [key.lower() for key in others], n=1)
     return next((f"; in place of {key} write {wanted}" for key in others if key.lower() in near), "")
 
 

@@ -26,7 +26,7 @@ def tokens(script: str) -> list[str]:
     while i < len(text):
         if text[i] in " \t":
             i += 1
-        elif text.startswith("\\\n", i):  # the line goes on, unless it is a comment
+        elif text.startswith("\\\n", i):  # the next line belongs to this one, unless this is a comment
             i += 2
         elif text[i] == "#":
             i = _line_end(text, i)

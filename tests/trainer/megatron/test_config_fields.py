@@ -24,7 +24,7 @@ DRAW = random.Random(3)
 SEQUENCES = [tuple(DRAW.randrange(4, 120) for _ in range(length)) for length in (24, 13)]
 """Both are longer than any window."""
 ROUNDING = 1e-4
-"""Of a log-probability, at most. A field with less effect is not told from it."""
+"""Of a log-probability, at most. A field with less effect cannot be distinguished from it."""
 IN_TEST = ("gemma3_text",)
 """In `make test`. Half a minute each."""
 OF_LATENTS = "rms_norm_eps"

@@ -50,6 +50,8 @@ _PLAIN = dict.fromkeys(
 )
 """Fused kernels that need Transformer Engine or Apex."""
 
+_FUSED = {"gradient_accumulation_fusion": True, "bias_activation_fusion": True}
+"""Kernels that need only a GPU. The first one is in compat/environment.py."""
 _ON_CPU = {"use_cpu_initialization": True, "deallocate_pipeline_outputs": False}
 
 _EXPERTS = {
@@ -125,7 +127,7 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout, multi_token: bool 
     """
     torch_layers = spec.rollout.exact or not HAVE_TE
     plain = _PLAIN | _torch_layers(provider) if torch_layers else {"apply_rope_fusion": True}
-    fused = {} if spec.rollout.exact else _fused(provider)
+    fused = {} if spec.rollout.exact else _FUSED
     device = fused if torch.cuda.is_available() else _ON_CPU
     ours = _layout(layout, spec) | _recompute(spec) | _numbers(provider, spec) | _multi_token(multi_token)
     given = _given(spec)
@@ -135,8 +137,8 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout, multi_token: bool 
         | _PIPELINE
         | plain
         | _rotation(provider)
-        | _gate(provider)
         | device
+        | _gate(provider)
         | given
         | ours
         | _frozen(spec)
@@ -201,16 +203,8 @@ def _frozen(spec: RLJobSpec) -> dict[str, Any]:
 
 def _gate(provider: Any) -> dict[str, Any]:
     """The kernel of bias and gate has SiLU only, and megatron-bridge asks for it with any activation."""
-    return {} if _is_swiglu(provider) else {"bias_activation_fusion": False}
-
-
-def _is_swiglu(provider: Any) -> bool:
-    return bool(provider.gated_linear_unit) and provider.activation_func is torch.nn.functional.silu
-
-
-def _fused(provider: Any) -> dict[str, Any]:
-    """Fused kernels that need only a GPU. The first one is in compat/environment.py."""
-    return {"gradient_accumulation_fusion": True, "bias_activation_fusion": _is_swiglu(provider)}
+    swiglu = provider.gated_linear_unit and provider.activation_func is torch.nn.functional.silu
+    return {} if swiglu else {"bias_activation_fusion": False}
 
 
 def _layout(layout: Layout, spec: RLJobSpec) -> dict[str, Any]:
