@@ -100,6 +100,11 @@ def _or_error(part: Callable[[], str]) -> str:
         return str(error)
 
 
+def attempts(status: JobStatus) -> tuple[int, int]:
+    """The number of the job's attempt, 0 before the first, and its restarts in all."""
+    return (status.attempt.number if status.attempt else 0, status.restarts.total)
+
+
 def example(name: str = "arithmetic", image: str | None = None, of: str = "arithmetic", **changes: Any) -> Object:
     """The manifest of the example `of` under another name, with what a test changes merged into its spec."""
     manifest = yaml.safe_load((EXAMPLES / of / "rljob.yaml").read_text())

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,7 +70,7 @@ def script(
     steps: int,
     seconds: float,
     rank: int,
-    events: dict[int, Callable[[], object]] | None = None,
+    events: Mapping[int, Callable[[], object]] | None = None,
     pause: int = 0,
 ) -> dict[str, Any]:
     """What a script finds that takes `steps` of `seconds` at least. `events`: what happens after a step of it, while it takes the next one.

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from e2e.conftest import Lab
-from e2e.job import Job
+from e2e.job import Job, attempts
 from e2e.kube import wait_for
 from e2e.test_c_rollout_failure import SIGNAL_THE_ENGINE
 from rljob_api import names
@@ -44,10 +44,10 @@ def test_a_deleted_pod_and_a_killed_rank_cost_no_more_than_the_steps_since_the_l
     job, twin = lab.start_replay("interrupted"), lab.start_replay("twin")
     job.wait_for_step(12)
     lab.kube.kubectl("delete", "pod", names.pod(job.name, names.ROLE_TRAINER, 1), "--grace-period=1")
-    job.wait("a second attempt", lambda s: s.attempt.number == 2, 300)
+    job.wait("a second attempt", lambda s: attempts(s)[0] == 2, 300)
 
     kill_rank_0(lab, job, attempt=2, step=35)
-    status = job.wait("a third attempt", lambda s: s.attempt.number == 3, 300)
+    status = job.wait("a third attempt", lambda s: attempts(s)[0] == 3, 300)
     failure = status.last_failure
     assert failure is not None and failure.failure is not None
     assert (failure.attempt, failure.pod, failure.failure.exception) == (
@@ -57,7 +57,7 @@ def test_a_deleted_pod_and_a_killed_rank_cost_no_more_than_the_steps_since_the_l
     )
 
     status = job.wait_for_state("Succeeded", timeout=400)
-    assert (status.restarts.total, status.attempt and status.attempt.number) == (2, 3)
+    assert attempts(status) == (3, 2)
     assert twin.wait_for_state("Succeeded", timeout=400).restarts.total == 0
     assert lab.losses(job.name) == lab.losses(twin.name) == lab.losses(baseline.name)
 
@@ -92,7 +92,7 @@ def test_a_colocated_server_whose_engine_is_killed_is_named_as_the_cause_and_the
     job.wait_for_step(5, timeout=900)
     pod = names.pod(job.name, names.ROLE_TRAINER, 0)
     empty_lab.kube.execute(pod, "python", "-c", SIGNAL_THE_ENGINE, str(int(signal.SIGKILL)))
-    status = job.wait("a second attempt", lambda s: s.attempt is not None and s.attempt.number == 2, 300)
+    status = job.wait("a second attempt", lambda s: attempts(s)[0] == 2, 300)
     failure = status.last_failure
     assert failure is not None and failure.failure is not None
     assert (failure.attempt, failure.pod, failure.failure.exception) == (1, pod, "ServerLost")

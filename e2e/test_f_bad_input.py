@@ -1,6 +1,7 @@
 """What a user did wrong comes back as one message with field, value, rule and fix: from plan, from the API server, or in the status."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from e2e.kube import CommandFailed, wait_for
 
 def test_plan_lists_every_violation_at_once(lab: Lab, tmp_path: Path) -> None:
     file = tmp_path / "rljob.yaml"
-    spec = {"trainer": {"nodes": 3, "transformerConfig": {"recompute_granularty": "full"}}}
+    spec: dict[str, Any] = {"trainer": {"nodes": 3, "transformerConfig": {"recompute_granularty": "full"}}}
     file.write_text(yaml.safe_dump(example(**spec)))
     with pytest.raises(CommandFailed) as failed:
         lab.kube.plugin("plan", "-f", str(file))

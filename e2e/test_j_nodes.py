@@ -63,6 +63,15 @@ def wait_for_next_attempt(job: Job, before: JobStatus) -> JobStatus:
     return status
 
 
+def wait_for_failure(job: Job, attempt: int) -> None:
+    """Until this attempt is the last one that failed."""
+
+    def failed(status: JobStatus) -> bool:
+        return status.last_failure is not None and status.last_failure.attempt == attempt
+
+    job.wait(f"the end of attempt {attempt}", failed, 120)
+
+
 def uids(job: Job) -> set[str]:
     return {p["metadata"]["uid"] for p in job.pods()}
 
@@ -181,11 +190,7 @@ def test_a_node_on_which_ranks_are_killed_twice_is_avoided(lab: Lab, job: Job, n
         assert places(bad, bad.status()) == {away}
         for attempt in (1, 2):
             kill_rank_0(lab, bad, attempt=attempt, step=1)
-            bad.wait(
-                f"the end of attempt {attempt}",
-                lambda s, a=attempt: s.last_failure and s.last_failure.attempt == a,
-                120,
-            )
+            wait_for_failure(bad, attempt)
         status = bad.wait("attempt 3", lambda s: s.progress.attempt == 3 and s.state == "Running", 300)
         assert places(bad, status) == {home}
         assert [(n.node, n.state, len(n.failures)) for n in status.nodes] == [(away, "excluded", 2)]

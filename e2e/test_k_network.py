@@ -8,9 +8,9 @@ import pytest
 from e2e import service
 from e2e.cluster import lifecycle
 from e2e.conftest import Lab
-from e2e.job import Job
+from e2e.job import Job, attempts
 from e2e.kube import Kube, wait_for
-from e2e.reach import STRANGER, listening, reached, strangers
+from e2e.reach import STRANGER, Targets, listening, reached, strangers
 from rljob_api import names
 
 pytestmark = pytest.mark.extra
@@ -51,12 +51,12 @@ def test_strangers_reach_nothing_of_a_job_whose_gang_meets_and_trains(
 
     with lifecycle.policies_enforced():
         for kube, pod in sources:
-            wait_for(f"{kube.namespace}/{pod} to be kept out", lambda k=kube, p=pod: not reached(k, p, found), 120)
+            kept_out(kube, pod, found)
         lab.kube.kubectl("delete", "pod", names.pod(job.name, names.ROLE_TRAINER, 1), "--grace-period=0", "--force")
-        status = job.wait("the next attempt", lambda s: bool(s.attempt and s.attempt.number == 2), 300)
+        status = job.wait("the next attempt", lambda s: attempts(s)[0] == 2, 300)
         job.wait(
             "three more steps",
-            lambda s: bool(s.attempt and s.attempt.number == 2) and s.progress.step >= status.progress.step + 3,
+            lambda s: attempts(s)[0] == 2 and s.progress.step >= status.progress.step + 3,
             400,
         )
         again = listening(job)
@@ -81,6 +81,10 @@ def services(empty_lab: Lab) -> Iterator[tuple[Job, Job]]:
     for job in (free, keyed):
         job.delete()
     empty_lab.kube.kubectl("delete", "secret", KEYED)
+
+
+def kept_out(kube: Kube, pod: str, found: Targets) -> None:
+    wait_for(f"{kube.namespace}/{pod} to be kept out", lambda: not reached(kube, pod, found), 120)
 
 
 def gateway(job: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from e2e.conftest import Lab
-from e2e.job import Job
+from e2e.job import Job, attempts
 from e2e.test_c_rollout_failure import SIGNAL_THE_ENGINE
 from e2e.test_n_pools import JUDGE, POOL
 from rljob_api import names, reasons
@@ -92,7 +92,7 @@ def test_a_job_of_four_gangs_learns_though_the_server_of_its_judge_is_killed(lab
     whole.wait("the pool without its server", lambda s: s.pools["judge"].ready == 0, 60)
     status = whole.wait_for_state("Succeeded", timeout=900)
     assert whole.uid("judge", 0) in (uid, ""), "the server came back in its pod"
-    assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
+    assert attempts(status) == (1, 0)
     assert not any(lab.series(whole.name, "reward/failed").values())
     assert status.progress.evaluation["last"] > status.progress.evaluation["first"] + 0.1
 

@@ -3,7 +3,7 @@
 import pytest
 
 from e2e.conftest import Lab
-from e2e.job import EXAMPLES, Job
+from e2e.job import EXAMPLES, Job, attempts
 from e2e.kube import wait_for
 from e2e.prepare import run_preparation
 from rljob_api import names
@@ -42,7 +42,7 @@ def test_neither_a_killed_process_nor_a_lost_pod_costs_a_trajectory_and_the_job_
     step = job.status().progress.step
     job.wait("both pods", lambda s: s.workers.text == "2/2" and s.progress.step > step, 600)
     status = job.wait_for_state("Succeeded", timeout=1800)
-    assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
+    assert attempts(status) == (1, 0)
     assert not any(empty_lab.series(job.name, "agent/failed").values()), "all of them began anew"
     assert status.progress.evaluation["last"] > status.progress.evaluation["first"] + 0.3
     assert empty_lab.series(job.name, "agent/turns")[STEPS] > 2
@@ -76,5 +76,5 @@ def test_pods_come_when_trajectories_wait_and_go_while_the_policy_is_trained(emp
     scaled.wait("the second pod again", lambda s: s.worker_replicas == {"worker": 2}, 900)
     assert scaled.uid(names.ROLE_WORKER, 0) == first, "the first one has stayed"
     status = scaled.wait_for_state("Succeeded", timeout=1800)
-    assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
+    assert attempts(status) == (1, 0)
     assert not any(empty_lab.series("scaled", "agent/failed").values())

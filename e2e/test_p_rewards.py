@@ -3,7 +3,7 @@
 import pytest
 
 from e2e.conftest import Lab
-from e2e.job import Job
+from e2e.job import Job, attempts
 from e2e.kube import wait_for
 from rljob_api import names
 
@@ -51,7 +51,7 @@ def test_neither_a_killed_process_nor_a_lost_pod_costs_a_sample_and_the_job_lear
     step = job.status().progress.step
     job.wait("both pods", lambda s: s.scorers[ROLE].text == "2/2" and s.progress.step > step, 600)
     status = job.wait_for_state("Succeeded", timeout=1200)
-    assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
+    assert attempts(status) == (1, 0)
     assert not any(lab.series(job.name, "reward/failed").values()), "all of them were scored again"
     assert lab.series(job.name, "reward_metrics/length")[STEPS] > 0
     assert status.progress.evaluation["last"] > status.progress.evaluation["first"]

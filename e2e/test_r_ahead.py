@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.conftest import Lab
-from e2e.job import Job
+from e2e.job import Job, attempts
 from e2e.kube import wait_for
 from e2e.nodes import home_and_away
 from e2e.test_c_rollout_failure import rollout_steps
@@ -59,7 +59,7 @@ def current(empty_lab: Lab, job: Job, count: int) -> JobStatus:
 def trains_on(job: Job, steps: int = 6) -> None:
     """The attempt that began first makes so many steps more."""
     status = job.wait_for_step(job.status().progress.step + steps, timeout=900)
-    assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
+    assert attempts(status) == (1, 0)
 
 
 def test_a_rollout_that_is_added_generates_and_one_that_is_killed_comes_back(empty_lab: Lab, job: Job) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from e2e.conftest import Lab
-from e2e.job import Job
+from e2e.job import Job, attempts
 from e2e.kube import log_lines, wait_for
 from e2e.nodes import home_and_away, memory
 from rljob_api import names
@@ -67,7 +67,7 @@ def lose(lab: Lab, job: Job, node: str) -> Recovery:
     assert before.attempt and {m.node for m in before.attempt.members} == {node}
     lab.provider.stop_node(node, "power")
     number = before.attempt.number + 1
-    job.wait("the next attempt", lambda s: s.attempt is not None and s.attempt.number == number, 300)
+    job.wait("the next attempt", lambda s: attempts(s)[0] == number, 300)
     ready = next(c for c in lab.kube.get("node", node)["status"]["conditions"] if c["type"] == "Ready")
     assert ready["status"] == "Unknown"
     lost = datetime.fromisoformat(ready["lastTransitionTime"]) + timedelta(seconds=LOSS_SECONDS)

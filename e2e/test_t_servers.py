@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from e2e.conftest import Lab, enforce
-from e2e.job import Job
+from e2e.job import Job, attempts
 from e2e.kube import Object, wait_for
 from e2e.nodes import drain
 from e2e.prepare import run_preparation
@@ -86,7 +86,7 @@ def control(job: Job) -> Control:
 def trains_on(job: Job, steps: int = 3) -> JobStatus:
     """The attempt that began first makes so many steps more."""
     status = job.wait_for_step(job.status().progress.step + steps, timeout=SECONDS)
-    assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
+    assert attempts(status) == (1, 0)
     return status
 
 

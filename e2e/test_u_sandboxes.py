@@ -7,7 +7,7 @@ import pytest
 from e2e import boxed
 from e2e.cluster import lifecycle
 from e2e.conftest import Lab
-from e2e.job import Job
+from e2e.job import Job, attempts
 from e2e.kube import wait_for
 from e2e.reach import Targets, reached
 from rljob_api import names
@@ -62,5 +62,5 @@ def test_a_program_reaches_neither_the_api_server_nor_another_pod_and_the_job_go
         step = job.status().progress.step
         job.wait_for_step(step + 2, timeout=600)
     status = job.status()
-    assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
+    assert attempts(status) == (1, 0)
     job.delete()

@@ -1,7 +1,7 @@
 """A loop of a client's own trains adapters, or all parameters, on the cluster by the official SDK, while pods of the service are killed, and while it
 is suspended."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +32,9 @@ class Offer:
 OFFERS = {"adapters": Offer({}, 4), "parameters": Offer({"maxRank": 0, "maxModels": 1}, 0)}
 
 
-@pytest.fixture(scope="module", params=OFFERS.values(), ids=OFFERS)
+@pytest.fixture(scope="module", params=OFFERS)
 def offer(request: pytest.FixtureRequest) -> Offer:
-    return request.param  # type: ignore[no-any-return]
+    return OFFERS[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def url(job: Job) -> Iterator[str]:
         yield url
 
 
-def script(url: str, offer: Offer, events: dict[int, Callable[[], object]]) -> dict[str, Any]:
+def script(url: str, offer: Offer, events: Mapping[int, Callable[[], object]]) -> dict[str, Any]:
     return service.script(url, STEPS, SECONDS, offer.rank, events)
 
 
@@ -69,9 +69,9 @@ def test_a_loop_learns_and_samples_what_it_has_learnt(undisturbed: dict[str, Any
 def test_a_loop_whose_gateway_trainer_and_server_are_killed_ends_with_the_same_bits(
     job: Job, url: str, offer: Offer, undisturbed: dict[str, Any]
 ) -> None:
-    def kill(role: str) -> Callable[[], None]:
+    def kill(role: str) -> Callable[[], object]:
         pod = names.pod(job.name, role, 0)
-        return lambda: job.kube.kubectl("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false") and None
+        return lambda: job.kube.kubectl("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false")
 
     events = {3: kill(names.ROLE_GATEWAY), 6: kill(names.ROLE_TRAINER), 9: kill(names.ROLE_ROLLOUT)}
     found = script(url, offer, events)

@@ -42,7 +42,7 @@ def url(job: Job) -> Iterator[str]:
         yield url
 
 
-def clients(url: str, meet: Callable[[], object] | None = None) -> Found:
+def clients(url: str, meet: Callable[[], None] | None = None) -> Found:
     """What two find at once. After step AT they pause until both are there, and `meet` has happened once."""
     both = threading.Barrier(len(RANKS), action=meet, timeout=MEETING)
     with ThreadPoolExecutor(len(RANKS)) as pool:

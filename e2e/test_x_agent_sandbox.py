@@ -7,7 +7,7 @@ import pytest
 
 from e2e import agent_sandbox, boxed, stack
 from e2e.conftest import Lab
-from e2e.job import Job
+from e2e.job import Job, attempts
 from e2e.kube import wait_for
 from e2e.local_plane import LocalPlane
 from rljob_api import names
@@ -93,7 +93,7 @@ def test_programs_run_in_pods_of_the_pool_which_are_given_back_and_replaced(empt
     assert_kept_in(empty_lab, job)
     boxed.assert_programs_ran(empty_lab, job)
     status = job.status()
-    assert status.attempt and (status.attempt.number, status.restarts.total) == (1, 0)
+    assert attempts(status) == (1, 0)
 
 
 def test_while_its_controllers_are_away_trajectories_wait_and_none_fails(
@@ -114,7 +114,7 @@ def test_while_its_controllers_are_away_trajectories_wait_and_none_fails(
     job.wait_for_step(step + 2, timeout=SECONDS)
     boxed.assert_programs_ran(empty_lab, job)
     status = job.status()
-    assert status.attempt and (status.attempt.number, status.restarts.total) == (1, 0)
+    assert attempts(status) == (1, 0)
 
 
 def test_nothing_is_left_when_the_job_is_deleted(empty_lab: Lab, job: Job) -> None:
