@@ -1,5 +1,6 @@
 """RLinf: reasoning jobs (`runner.task_type: reasoning`), YAML of Hydra with resolvers of its own."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ from rljob_api.spec.run import MOST_CHECKPOINTS, LifecycleSpec
 from rljob_import.readers.hydra import UnreadableFile, flatten, plain, resolve, tree_of
 from rljob_import.settings import Configuration, Settings, System, show
 from rljob_import.shared import places, values
+from rljob_import.shared.bases import foreign_bases
 from rljob_import.shared.fsdp import checkpointed, other_trainer
 from rljob_import.shared.megatron import (
     RoleLayout,
@@ -333,10 +335,12 @@ def dtype(settings: Settings) -> Iterator[Said]:
             yield settings.changed(rollout, "servers have the policy's type, float32")
 
 
+OWN_BASES = re.compile(r"(.*/)?(training_backend|hybrid_engines)/[\w.-]+(@.*)?")
+"""RLinf's files of defaults of FSDP and Megatron."""
 RLINF = System(
     "RLinf",
     ROWS,
-    (sources, amounts, algorithm, layout, rewards, output, places.pods),
+    (foreign_bases(OWN_BASES), sources, amounts, algorithm, layout, rewards, output, places.pods),
     values.RLINF,
     unread,
 )

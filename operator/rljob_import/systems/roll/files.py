@@ -1,11 +1,13 @@
 """How ROLL's configurations are written, and which of its pipelines one is of."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from rljob_import.readers.hydra import UnreadableFile, flatten, plain, resolve, tree_of
 from rljob_import.settings import Configuration, Settings, System
 from rljob_import.shared import places
+from rljob_import.shared.bases import foreign_bases
 from rljob_import.shared.values import ROLL
 from rljob_import.systems.roll.rl import algorithm, asynchrony, distillation, offload, prompts, rewards, rollouts
 from rljob_import.systems.roll.rl_rows import RL_ROWS
@@ -23,9 +25,16 @@ from rljob_import.systems.roll.run import (
 )
 from rljob_import.table import Note, Outcome
 
-SFT = System("ROLL, SFT", SFT_ROWS, (sources, tuning, weights, layout, supervised, environment, places.pods), ROLL)
+bases = foreign_bases(re.compile(r"(.*/)?config/(envs|deepspeed_\w+)@_here_"))
+"""Of ROLL's own, those of environment variables and of DeepSpeed."""
+SFT = System(
+    "ROLL, SFT", SFT_ROWS, (bases, sources, tuning, weights, layout, supervised, environment, places.pods), ROLL
+)
 DPO = System(
-    "ROLL, DPO", DPO_ROWS, (sources, tuning, weights, layout, other_roles, supervised, environment, places.pods), ROLL
+    "ROLL, DPO",
+    DPO_ROWS,
+    (bases, sources, tuning, weights, layout, other_roles, supervised, environment, places.pods),
+    ROLL,
 )
 TEACHER_FIRST = ": write algorithm.distillation with the teacher as a pool (docs/algorithms.md#distillation)"
 READ = "RLVR, on-policy distillation, SFT and DPO are read"
@@ -78,6 +87,7 @@ RL = System(
     "ROLL, RLVR",
     RL_ROWS,
     (
+        bases,
         sources,
         tuning,
         weights,

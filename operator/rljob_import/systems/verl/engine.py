@@ -1,8 +1,10 @@
 """Which of verl's engines trains, and what the settings of FSDP mean for Megatron."""
 
+import re
 from collections.abc import Iterator
 
 from rljob_import.settings import Settings
+from rljob_import.shared.bases import CONFIG_NAME, foreign_bases
 from rljob_import.shared.fsdp import (
     checkpointed,
     freed_gradients,
@@ -12,12 +14,21 @@ from rljob_import.shared.fsdp import (
     with_ulysses,
 )
 from rljob_import.shared.megatron import RoleLayout
-from rljob_import.systems.verl.rows import ACTOR, CONFIG_NAME, MODEL, REF, STRATEGY, ULYSSES
+from rljob_import.systems.verl.rows import ACTOR, MODEL, REF, STRATEGY, ULYSSES
 from rljob_import.table import Said
 
 M = f"{ACTOR}megatron."
 OVERRIDE = f"{M}override_transformer_config"
 ENGINES = (STRATEGY, "model_engine")
+
+
+OWN_BASES = re.compile(
+    r"(_generated_)?((one_step_off|fully_async|dapo)_)?(ppo_)?(megatron_|veomni_)?trainer|sft_trainer(_engine)?"
+    r"|(.*/)?(dp|fsdp2?|megatron|veomni|torchtitan|deepspeed|legacy|hf)(_(actor|ref|critic|reward_model|data|model))?"
+    r"|(.*/)?(actor|ref|critic|rollout|reward_model|reward_manager|reward|rollout_correction|profiler)"
+)
+"""verl's files of defaults. Those of its examples with tools are none of them: they set what runs."""
+bases = foreign_bases(OWN_BASES)
 
 
 def on_megatron(settings: Settings) -> bool:

@@ -23,10 +23,12 @@ from rljob_import.readers.shell import Shell
 from rljob_import.readers.words import Variables
 from rljob_import.settings import Configuration, Settings, System
 from rljob_import.shared.adapters import verl_has_adapters
+from rljob_import.shared.bases import CONFIG_NAME
 from rljob_import.shared.values import VERL
 from rljob_import.systems.verl import algorithm, roles
+from rljob_import.systems.verl.engine import bases
 from rljob_import.systems.verl.roles_rows import PPO_ROWS
-from rljob_import.systems.verl.rows import CONFIG_NAME, MODEL, REF
+from rljob_import.systems.verl.rows import MODEL, REF
 from rljob_import.systems.verl.sft import FSDP_SFT, SFT, template_arguments
 from rljob_import.table import Note, Outcome
 
@@ -49,7 +51,7 @@ OTHER_TRAINER = re.compile(r"(?:.*/)?(openrlhf|trl|swift|nemo_rl|slime|areal|pri
 """Words of a command that runs another system's trainer."""
 NO_TRAINING = ("main_generation", "main_eval")
 """What verl's modules are named that train nothing."""
-PPO = System("verl", PPO_ROWS, (*roles.RULES, template_arguments, *algorithm.RULES), VERL, unread)
+PPO = System("verl", PPO_ROWS, (bases, *roles.RULES, template_arguments, *algorithm.RULES), VERL, unread)
 
 
 def read(text: str, environment: Mapping[str, str]) -> Configuration:
@@ -92,7 +94,7 @@ def _of_script(text: str, environment: Mapping[str, str]) -> Configuration:
     sft = "sft" in line.module if line.module else not of_ppo
     values = {k: v for key, value in line.values.items() for k, v in _leaves(key, value).items()}
     values |= {f"export.{name}": variables.text(name) for name in shell.exported if variables.text(name)}
-    if not sft and line.flags.get("config_name"):
+    if line.flags.get("config_name"):
         values[CONFIG_NAME] = line.flags["config_name"]
     if sft:
         flags = ("nnodes", "nproc_per_node")

@@ -1,5 +1,6 @@
 """What becomes of verl's keys of the other roles: reference, rollouts, rewards, trainer; the critic's are in `critic_rows`."""
 
+from rljob_import.shared.bases import BASES
 from rljob_import.shared.megatron import same_layout_rows
 from rljob_import.shared.values import at_least, choice
 from rljob_import.systems.verl.critic_rows import CRITIC
@@ -9,7 +10,6 @@ from rljob_import.systems.verl.rows import (
     AGENT,
     ALGORITHM,
     AR,
-    CONFIG_NAME,
     DATA,
     GUIDE,
     ONE_BUDGET,
@@ -280,7 +280,7 @@ TRAINER = (
     read("model_engine", "", text="of engines other than megatron the layout is not taken over"),
     *(implied(f"{key}.*") for key in ("transfer_queue", "global_profiler", "skip", "ray_kwargs", "hydra", "ray_init")),
     read("export.*", "env", text="of a script: NCCL_, VLLM_, TORCH_ and WANDB_ variables"),
-    *(implied(key, "says which engine's settings hold") for key in ("defaults", CONFIG_NAME)),
+    *(implied(key, "says which engine's settings hold") for key in BASES),
 )
 
 PPO_ROWS = (*POLICY, *DATA, *REWARD, *ALGORITHM, *ACTOR_ROWS, *GUIDE, *CRITIC, *REFERENCE, *ROLLOUT_ROWS, *TRAINER)

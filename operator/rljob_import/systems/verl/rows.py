@@ -10,7 +10,7 @@ from rljob_import.table import Row, becomes, implied, lacks, must, read, verbati
 
 AR = "actor_rollout_ref."
 ACTOR, REF, ROLLOUT, MODEL = (f"{AR}{part}." for part in ("actor", "ref", "rollout", "model"))
-STRATEGY, ULYSSES, CONFIG_NAME = f"{ACTOR}strategy", f"{ACTOR}ulysses_sequence_parallel_size", "--config-name"
+STRATEGY, ULYSSES = f"{ACTOR}strategy", f"{ACTOR}ulysses_sequence_parallel_size"
 OPTIMIZER: dict[str, Any] = {"weight_decay": 0.01, "clip_grad": 1.0, "min_lr": 0.0, "lr_decay_style": "constant"}
 SPEED = "changes no result; the trainer and vLLM have settings of their own"
 ONE_BUDGET = "one token budget holds for all passes: train.tokensPerMicroBatch"

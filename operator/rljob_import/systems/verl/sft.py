@@ -8,6 +8,7 @@ from typing import Any
 from rljob_import.settings import Settings, System
 from rljob_import.shared import places
 from rljob_import.shared.adapters import verl_adapters, verl_rows
+from rljob_import.shared.bases import BASES
 from rljob_import.shared.fsdp import (
     checkpointed,
     checkpointing_row,
@@ -29,6 +30,7 @@ from rljob_import.shared.megatron import (
 from rljob_import.shared.training import Length
 from rljob_import.shared.values import MULTI_TOKEN, VERL, choice, items
 from rljob_import.systems.verl.algorithm import environment
+from rljob_import.systems.verl.engine import bases
 from rljob_import.systems.verl.roles import optimizer
 from rljob_import.systems.verl.rows import CUSTOM, megatron_rows, optimizer_rows
 from rljob_import.table import Field, Said, becomes, implied, lacks, must, read, verbatim
@@ -124,7 +126,7 @@ ROWS = (
     *(implied(f"trainer.{key}") for key in ("balance_batch", "profile_interval", "device", "checkpoint.*")),
     read("export.*", "env", text="of a script: NCCL_, VLLM_, TORCH_ and WANDB_ variables"),
     *(implied(f"{key}.*") for key in ("profiler", "global_profiler", "hydra")),
-    implied("defaults"),
+    *(implied(key, "says which engine's settings hold") for key in BASES),
 )
 
 
@@ -229,7 +231,7 @@ def unread(settings: Settings) -> dict[str, str]:
     return {} if settings["data.val_files"] else {"evaluation": "there is no held-out data"}
 
 
-RULES = (sources, template_arguments, amounts, layout, writing, environment, places.pods)
+RULES = (bases, sources, template_arguments, amounts, layout, writing, environment, places.pods)
 SFT = System("verl, SFT", ROWS, RULES, VERL, unread)
 
 OF_2025: dict[str, Any] = {
