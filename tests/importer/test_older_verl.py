@@ -8,7 +8,7 @@ import yaml
 from importer.converted import verl
 from rljob_import import Options
 from rljob_import.readers.hydra import UnreadableFile
-from rljob_import.report import Conversion, imported
+from rljob_import.report import Conversion, imported, problems
 
 SFT = "torchrun --nproc_per_node=4 -m verl.trainer.{} data.train_files=/data/a.parquet trainer.total_training_steps=40 "
 OLDER = SFT.format("fsdp_sft_trainer") + "model.partial_pretrain=/data/m "
@@ -108,7 +108,31 @@ def test_what_a_critic_learns_in_another_way_is_reported(given: str, heading: st
     assert "the critic" not in verl(f"algorithm.adv_estimator=gae {given.partition('=')[0]}=null").report
 
 
-@pytest.mark.parametrize("trainer", ["openrlhf.cli.train_ppo_ray", "areal.launcher.ray", "llamafactory-cli"])
-def test_a_script_of_another_system_is_named(trainer: str) -> None:
-    with pytest.raises(UnreadableFile, match=f"runs {trainer}, which is no trainer of verl's: import reads verl, roll"):
-        sft(f"torchrun -m {trainer} --learning_rate 1e-6 --train_batch_size 128")
+SLIME = "python3 train.py --hf-checkpoint /m --rollout-batch-size 32 --num-rollout 300"
+RAY = """ray job submit --runtime-env-json='{"working_dir": "/openrlhf"}' -- python3 -m openrlhf.cli.train_ppo_ray --lr 1"""
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("torchrun -m openrlhf.cli.train_ppo_ray --learning_rate 1e-6", "openrlhf.cli.train_ppo_ray"),
+        (RAY, "openrlhf.cli.train_ppo_ray"),
+        ("python3 -m areal.launcher.ray train.py", "areal.launcher.ray"),
+        ("FORCE=1 /opt/bin/llamafactory-cli train a.yaml", "/opt/bin/llamafactory-cli"),
+        (SLIME, "slime's trainer"),
+    ],
+)
+def test_a_script_of_another_system_is_named(command: str, named: str) -> None:
+    with pytest.raises(UnreadableFile, match=f"runs {named}, which is no trainer of verl's: import reads verl, roll"):
+        sft(command)
+
+
+def test_a_yaml_of_another_system_is_named() -> None:
+    """And one of verl's with a section of the same name is read."""
+    with pytest.raises(
+        UnreadableFile, match="is a configuration of NeMo-RL: import reads .*; write the job by docs/alg"
+    ):
+        sft("policy: {model_name: m}\ngrpo: {max_num_steps: 5}\ncluster: {num_nodes: 4}")
+    assert "policy.a: unknown key" in problems(
+        imported("verl", "actor_rollout_ref: {}\npolicy: {a: 1}\ncluster: {}", "a.yaml", Options()).problems
+    )

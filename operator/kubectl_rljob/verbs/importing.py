@@ -24,22 +24,13 @@ class SystemName(click.Choice[str]):
     """Also accepts other spellings: `LLaMA-Factory`, `Trinity-RFT`."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from rljob_import.others import OTHERS
+
         name = value.lower().replace("-", "").replace("_", "").removesuffix("rft")
-        pages = next((pages for other, pages in OTHERS.items() if name.startswith(other)), "")
+        pages = next((other.pages for start, other in OTHERS.items() if name.startswith(start)), "")
         if pages:
             self.fail(f"{value} is not read ({', '.join(self.choices)} are); write the job by {pages}", param, ctx)
         return super().convert(name if name in self.choices else value, param, ctx)
-
-
-OTHERS = {
-    "trl": "docs/sft.md, docs/dpo.md or docs/reward-model.md, and for GRPO docs/algorithms.md",
-    "slime": "docs/algorithms.md and docs/parallelism.md",
-    "nemo": "docs/algorithms.md and docs/parallelism.md",
-    "openrlhf": "docs/algorithms.md and docs/pools.md",
-    "skyrl": "docs/algorithms.md and docs/agents.md",
-    "axolotl": "docs/sft.md and docs/dpo.md",
-}
-"""Pages from which a job of another system is written by hand, by the beginning of its name."""
 
 
 @verb("import")

@@ -1,12 +1,11 @@
 """How verl's configurations are written: scripts of Hydra overrides, or YAML."""
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
-from rljob_import import SYSTEMS
+from rljob_import.others import holding, running
 from rljob_import.readers.hydra import (
     CommandLine,
     UnreadableFile,
@@ -47,10 +46,10 @@ def unread(settings: Settings) -> dict[str, str]:
     return why
 
 
-OTHER_TRAINER = re.compile(r"(?:.*/)?(openrlhf|trl|swift|nemo_rl|slime|areal|prime_rl|llamafactory)\b.*")
-"""Words of a command that runs another system's trainer."""
 NO_TRAINING = ("main_generation", "main_eval")
 """What verl's modules are named that train nothing."""
+VERLS = {"actor_rollout_ref", "algorithm", "critic", "reward_model"}
+"""Sections of verl's reinforcement learning, of which its files have one."""
 PPO = System("verl", PPO_ROWS, (bases, *roles.RULES, template_arguments, *algorithm.RULES), VERL, unread)
 
 
@@ -76,9 +75,12 @@ def _of_yaml(text: str, environment: Mapping[str, str]) -> Configuration:
     tree = tree_of(text)
     if isinstance(tree.get("run"), str):  # a task of SkyPilot, whose script is text
         return _of_script(tree["run"], environment)
+    other = "" if VERLS & tree.keys() else holding(tree.keys())
+    if other:
+        raise UnreadableFile(other)
     tree, lost = resolve(tree, environment)
     values = {k: plain(v) for k, v in flatten(tree).items() if k.rpartition(".")[2] != "_target_"}
-    system = PPO if {"actor_rollout_ref", "algorithm", "critic", "reward_model"} & tree.keys() else _sft("", values)
+    system = PPO if VERLS & tree.keys() else _sft("", values)
     return Configuration(system, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
 
 
@@ -117,9 +119,8 @@ def _sft(module: str, values: Mapping[str, Any]) -> System:
 
 def _without_overrides(text: str, shell: Shell) -> str:
     """What was read in vain: loops that were passed over, and why it is no YAML."""
-    other = next((word for command in shell.commands for word in command if OTHER_TRAINER.fullmatch(word)), "")
-    if other:
-        return f"runs {other}, which is no trainer of verl's: import reads {', '.join(SYSTEMS)}"
+    if other := running(shell.commands):
+        return other
     passed = "".join(f"; {loop} {what}" for loop, what in shell.remarks.items() if "passed over" in what)
     try:
         why = f"as YAML it is {'a list' if isinstance(document(text), list) else 'a text'}"
