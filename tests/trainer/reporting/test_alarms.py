@@ -39,6 +39,15 @@ def test_a_step_that_moves_nothing_is_said_for_every_task(name, said, task):
     assert not any(early) and said in last[0]
 
 
+@pytest.mark.parametrize("name", ["train/grad_norm", "train/learning_rate"])
+def test_steps_in_which_only_the_critic_learns_are_no_sign_and_those_after_them_are(name):
+    sections = {"algorithm": {"advantage": "gae"}, "critic": {"warmupSteps": STEPS + 1}}
+    still = FINE | {name: 0.0}
+    assert not any(after(*[still] * (STEPS + 1), FINE, **sections))
+    *early, last = after(*[still] * (2 * STEPS + 1), **sections)
+    assert not any(early) and last[0].startswith(f"since step {STEPS + 2}, ")
+
+
 def test_a_step_in_between_that_learns_begins_the_count_anew():
     assert not any(after(*[EQUAL] * (STEPS - 1), FINE, *[EQUAL] * (STEPS - 1)))
 

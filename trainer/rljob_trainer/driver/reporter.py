@@ -38,6 +38,8 @@ SIGNS: dict[str, tuple[Callable[[Metrics, float], bool], str]] = {
     ),
 }
 """By name: whether the metrics of a step show it, or the fraction of samples that failed, and what it means. The first explains the others."""
+OF_UPDATES = ("gradient", "rate")
+"""Those of a step that updates the policy: while a critic warms up, none does."""
 
 
 class Alarms:
@@ -48,6 +50,7 @@ class Alarms:
         applies = {"failures": spec.task == "rl", "rewards": compares}
         self._signs = [name for name in SIGNS if applies.get(name, True)]
         self._samples = spec.train.prompts_per_step * spec.train.samples_per_prompt
+        self._warmup = spec.critic.warmup_steps if spec.critic else 0
         self._seen: Counter[str] = Counter()
         self._failed: deque[float] = deque(maxlen=STEPS)
         """Samples of the last steps that failed: those of one prompt fail together, so that single steps have many or none."""
@@ -60,7 +63,8 @@ class Alarms:
         self._failed.append(metrics.get("reward/failed", 0.0) + metrics.get("agent/failed", 0.0))
         failed = sum(self._failed) / len(self._failed) / self._samples
         for name in self._signs:
-            self._seen[name] = self._seen[name] + 1 if SIGNS[name][0](metrics, failed) else 0
+            counts = step > self._warmup or name not in OF_UPDATES
+            self._seen[name] = self._seen[name] + 1 if counts and SIGNS[name][0](metrics, failed) else 0
         lasting = [name for name in self._signs if self._seen[name] >= STEPS][:1]
         self.texts = [f"since step {step - self._seen[name] + 1}, {SIGNS[name][1]}; {HELP}" for name in lasting]
         for text in self.texts:
