@@ -5,6 +5,7 @@ The first job generates, and records its batches; its pool loses a server. The s
 another, is suspended, resumed, and sent back to an earlier step: its losses are the first one's, bit by bit.
 """
 
+import signal
 from typing import Any
 
 import pytest
@@ -35,17 +36,21 @@ AutoModelForSequenceClassification.from_config(config).save_pretrained(directory
 prepare.make_readable(directory)
 """
 """Untrained: it likes some answers more than others, and weighs little."""
-KILL_RANK_0 = """
-import psutil
+SIGNAL_RANK_0 = """
+import sys, psutil
 words = ((p, p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
 (rank,) = [p for p, found in words if " ".join(found).startswith("python -m rljob_trainer.rank.main 0")]
-rank.kill()
+rank.send_signal(int(sys.argv[1]))
 """
 
 
 def gang(processes: int = 1, **parallelism: int) -> dict[str, Any]:
     resources = {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
     return {"processesPerNode": processes, "parallelism": parallelism, "template": {"resources": resources}}
+
+
+def signal_rank_0(lab: Lab, pod: str, number: signal.Signals) -> None:
+    lab.kube.execute(pod, "python", "-c", SIGNAL_RANK_0, str(int(number)))
 
 
 def changes(name: str) -> dict[str, Any]:
@@ -104,14 +109,19 @@ def test_a_lost_pod_and_a_killed_rank_of_two_gangs_end_the_attempt_and_are_named
     lost = replayed.wait_for_attempt(2, 600).last_failure
     assert lost is not None and (lost.attempt, lost.reason, lost.pod) == (1, reasons.POD_DELETED, critic)
 
-    lab.kube.execute(reward, "python", "-c", KILL_RANK_0)
+    signal_rank_0(lab, reward, signal.SIGKILL)
     killed = replayed.wait_for_attempt(3, 600).last_failure
     assert killed is not None and killed.failure is not None
     assert (killed.attempt, killed.pod, killed.failure.exception) == (2, reward, "Signal 9 (SIGKILL)")
 
 
 def test_a_suspended_job_gives_the_pods_of_all_gangs_back_and_resumes_where_it_was(lab: Lab, replayed: Job) -> None:
+    """Its trainer is held until the request is there: the steps that are left may take less than that."""
+    trainer = names.pod(replayed.name, names.ROLE_TRAINER, 0)
+    signal_rank_0(lab, trainer, signal.SIGSTOP)
     lab.kube.plugin("suspend", replayed.name)
+    replayed.wait("the request to end", lambda s: s.attempt is not None and s.attempt.command == "drain", 120)
+    signal_rank_0(lab, trainer, signal.SIGCONT)
     status = replayed.wait_for_state("Suspended")
     replayed.wait("no pods", lambda _: replayed.pods() == [], 180)
     assert status.checkpoint.latest is not None
