@@ -14,6 +14,7 @@ from rljob_api.policy import JobPolicy
 from rljob_api.rules import Violation
 from rljob_api.rules.advice import advice
 from rljob_api.rules.lora import beginning_violations
+from rljob_api.rules.unread import unread
 from rljob_api.rules.volumes import CHECKPOINTS, lost_checkpoints, outside_volumes
 from rljob_api.sizing import network
 from rljob_api.sizing.devices import Gpu, smallest
@@ -315,7 +316,7 @@ class Plan:
 
 def advised(spec: RLJobSpec) -> list[Violation]:
     """Values of a spec that are allowed and unusual."""
-    return [*advice(spec), *lost_checkpoints(spec)]
+    return [*advice(spec), *unread(spec), *lost_checkpoints(spec)]
 
 
 def roles(spec: RLJobSpec) -> list[Role]:

@@ -12,6 +12,7 @@ import yaml
 from rljob_api import names
 from rljob_api.rules import ValidationResult, Violation, validate
 from rljob_api.rules.pods import annotation_violations, label_violations
+from rljob_api.rules.scheduling import QUEUE_LABEL
 from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import as_written, path_of
 from rljob_api.yaml_text import Document, documents, said, value_of
@@ -166,7 +167,7 @@ def _manifest(document: Document) -> Manifest:
         slip = _slip("spec", given) or "; see `kubectl explain rljob.spec`"
         raise ManifestError(f"spec is missing or not an object{slip}")
     unknown = (*_unknown("", given, TOP), *_unknown("metadata.", metadata, METADATA))
-    problems = (*_ambiguous(document), *unknown, *_metadata_violations(metadata))
+    problems = (*_ambiguous(document), *unknown, *_metadata_violations(metadata), *_unqueued(metadata, spec))
     return Manifest(metadata["name"], str(metadata.get("namespace") or ""), spec, problems)
 
 
@@ -199,6 +200,19 @@ def _metadata_violations(metadata: dict[str, Any]) -> Iterator[Violation]:
         for key in (key for key, value in entries.items() if not isinstance(value, str)):
             yield Violation(f"{at}.{key}", as_written(entries[key]), "must be a text", "put it in quotes")
         yield from rules(at, {key: value for key, value in entries.items() if isinstance(value, str)})
+
+
+def _unqueued(metadata: dict[str, Any], spec: dict[str, Any]) -> Iterator[Violation]:
+    """Kueue's label on a job that it does not queue: the job would start at once, past every quota."""
+    labels, scheduling = metadata.get("labels"), spec.get("scheduling")
+    queue = labels.get(QUEUE_LABEL) if isinstance(labels, dict) else None
+    backend = scheduling.get("backend") if isinstance(scheduling, dict) else None
+    if queue and backend != "kueue" and not spec.get("managedBy"):
+        rule = (
+            "queues nothing here: the job would start without its queue's quota, since Kueue sees pods and not the job"
+        )
+        fix = f"remove it, and set spec.scheduling: {{backend: kueue, queue: {queue}}}"
+        yield Violation(f"metadata.labels.{QUEUE_LABEL}", as_written(queue), rule, fix)
 
 
 def _ambiguous(document: Document) -> Iterator[Violation]:

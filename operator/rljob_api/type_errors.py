@@ -105,7 +105,22 @@ def _text(value: Any, _: Mapping[str, Any]) -> Sentence:
     return "must be a text", f'write "{as_written(value)}", in quotes' if simple else "write one text"
 
 
+PEFT = {
+    "q_proj": "linear_q",
+    "k_proj": "linear_k",
+    "v_proj": "linear_v",
+    "o_proj": "linear_proj",
+    "gate_proj": "linear_fc1_gate",
+    "up_proj": "linear_fc1_up",
+    "down_proj": "linear_fc2",
+}
+"""Matrices that get adapters, by the names of Hugging Face's models: ours."""
+ALL = ("all-linear", "all", "all-linear-layers")
+
+
 def _list(value: Any, _: Mapping[str, Any]) -> Sentence:
+    if value in ALL:
+        return "must be a list", "remove it: unset stands for all that there are"
     simple = not isinstance(value, dict | None) and len(as_written(value)) < LONGEST
     return "must be a list", f"write [{as_written(value)}]" if simple else "write a list"
 
@@ -114,9 +129,10 @@ def _choice(value: Any, ctx: Mapping[str, Any]) -> Sentence:
     expected = ctx.get("expected") or ctx["expected_tags"]
     among = re.split(r", | or ", expected.replace(QUOTE, ""))
     lower = {name.lower(): name for name in among}
-    near = nearest(value.lower(), lower) if isinstance(value, str) else None
+    known = PEFT.get(value) if isinstance(value, str) else None
+    near = known if known in among else nearest(value.lower(), lower) if isinstance(value, str) else None
     rule = f"must be {among[0]}" if len(among) == 1 else f"must be one of {', '.join(among)}"
-    return rule, f"did you mean {lower[near]}?" if near else "choose one of them"
+    return rule, f"did you mean {lower.get(near, near)}?" if near else "choose one of them"
 
 
 def _untagged(_: Any, ctx: Mapping[str, Any]) -> Sentence:

@@ -146,3 +146,16 @@ def test_a_size_without_its_unit_is_refused(size: str) -> None:
     broken = validate(raw_spec(trainer={"shmSize": size}), "demo").violations
     (said,) = [v for v in broken if v.field == "spec.trainer.shmSize"]
     assert said.fix == "write its unit, for example 1Gi"
+
+
+def test_credentials_belong_into_a_secret_and_are_not_repeated() -> None:
+    given = [
+        ("WANDB_API_KEY", "abc"),
+        ("HF_TOKEN", "abc"),
+        ("AWS_SECRET_ACCESS_KEY", "abc"),
+        ("A_TOKEN", "$(HF_TOKEN)"),
+    ]
+    found = [*advice(make_spec(env=[{"name": name, "value": value} for name, value in given]))]
+    assert [v.field for v in found] == [f"spec.env[{i}].value" for i in range(3)]
+    assert "abc" not in "".join(map(str, found)) and "TOKENIZERS_PARALLELISM" not in "".join(map(str, found))
+    assert not [*advice(make_spec(env=[{"name": "TOKENIZERS_PARALLELISM", "value": "false"}]))]

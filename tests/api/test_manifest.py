@@ -151,3 +151,27 @@ def test_a_slip_around_the_spec_is_named(text: str, said: str) -> None:
     with pytest.raises(ManifestError) as error:
         read(text)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "refused"),
+    [
+        ({}, True),
+        ({"scheduling": {"backend": "builtin"}}, True),
+        ({"scheduling": {"backend": "kueue", "queue": "research"}}, False),
+        ({"managedBy": "kueue.x-k8s.io/multikueue"}, False),
+    ],
+)
+def test_a_label_queues_no_job(spec: dict[str, Any], refused: bool) -> None:
+    """Kueue's own kinds are queued by it, so that people expect it here."""
+    labels = {"kueue.x-k8s.io/queue-name": "research"}
+    job = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "a", "labels": labels},
+        "spec": spec,
+    }
+    (manifest,) = read(yaml.safe_dump(job))
+    found = [problem for problem in manifest.problems if problem.field == "metadata.labels.kueue.x-k8s.io/queue-name"]
+    assert bool(found) is refused
+    assert not found or "backend: kueue, queue: research" in found[0].fix

@@ -85,7 +85,8 @@ def test_other_paths_on_no_volume_are_those_that_the_image_has_to_hold() -> None
 def test_checkpoints_of_a_job_without_any_volume_are_said_to_be_lost() -> None:
     (said,) = lost_checkpoints(make_spec())
     assert said.field == "spec.checkpoint.path" and "checkpoints are lost with the pod" in said.rule
-    assert not [*lost_checkpoints(make_spec(volumes=[VOLUME]))]
+    claim = {"persistentVolumeClaim": {"claimName": "data"}}
+    assert not [*lost_checkpoints(make_spec(volumes=[VOLUME | {"source": claim}]))]
 
 
 def test_the_keys_of_a_services_clients_have_a_volume_of_their_own() -> None:
@@ -126,3 +127,44 @@ def test_a_checkpoint_of_megatron_is_on_a_volume_of_the_job(section: str, field:
 
     assert broken("/elsewhere/checkpoint", [volume]) == ["is on none of spec.volumes"]
     assert not broken("/data/checkpoint", [volume]) and not broken("/elsewhere/checkpoint", [])
+
+
+OF_PODS = ({"emptyDir": {}}, {"ephemeral": {"volumeClaimTemplate": {}}})
+UNWRITABLE = (
+    *({kind: {"name": "a", "secretName": "a"}} for kind in ("configMap", "secret")),
+    {"projected": {"sources": []}},
+    {"persistentVolumeClaim": {"claimName": "a", "readOnly": True}},
+)
+
+
+@pytest.mark.parametrize("source", UNWRITABLE, ids=[next(iter(source)) for source in UNWRITABLE])
+def test_checkpoints_are_on_a_volume_that_pods_may_write(source: dict[str, Any]) -> None:
+    assert "spec.checkpoint.path" in broken(volumes=[VOLUME | {"source": source}])
+    elsewhere = VOLUME | {"name": "runs", "mountPath": "/data/run", "source": {"csi": {"driver": "nfs"}}}
+    assert "spec.checkpoint.path" not in broken(volumes=[VOLUME | {"source": source}, elsewhere])
+
+
+@pytest.mark.parametrize("source", OF_PODS, ids=["emptyDir", "ephemeral"])
+def test_checkpoints_of_several_pods_are_on_a_volume_that_these_share(source: dict[str, Any]) -> None:
+    """That of one pod ends with it, which is allowed, and said."""
+    volumes = [VOLUME | {"source": source}]
+    several = ({"trainer": {"nodes": 2}}, {"scheduling": {"spareNodes": 1}}, {"critic": {"processesPerNode": 1}})
+    for changes in several:
+        gae: dict[str, Any] = {"algorithm": {"advantage": "gae"}} if "critic" in changes else {}
+        assert broken(volumes=volumes, **changes, **gae) == ["spec.checkpoint.path"]
+    assert not broken(volumes=volumes)
+    assert "ends with its pod" in next(lost_checkpoints(make_spec(volumes=volumes))).rule
+
+
+@pytest.mark.parametrize("source", OF_PODS, ids=["emptyDir", "ephemeral"])
+def test_what_one_pod_fetches_is_on_a_volume_that_the_others_share(source: dict[str, Any]) -> None:
+    volumes = [VOLUME | {"source": source}]
+    model = {"path": "/data/m", "source": "hf://org/m", "dtype": "float32"}
+    assert broken(volumes=volumes, model=model) == ["spec.model.path"]
+    alone = {"rollout": {"placement": "colocated"}}
+    assert not broken(volumes=volumes, model=model, **alone)
+
+
+@pytest.mark.parametrize("path", ["/data/a*.jsonl", "/data/part-?.parquet"])
+def test_a_pattern_is_no_file(path: str) -> None:
+    assert broken(data={"train": [path]}) == ["spec.data.train[0]"]

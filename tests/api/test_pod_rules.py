@@ -203,3 +203,25 @@ def test_nothing_in_a_spec_changes_the_security_of_its_pods() -> None:
         assert len(pod["containers"]) == 1
     assert plain["securityContext"] == full["securityContext"]
     assert plain["containers"][0]["securityContext"] == full["containers"][0]["securityContext"]
+
+
+@pytest.mark.parametrize("at", ["env", "template"])
+def test_a_variable_stands_once(at: str) -> None:
+    twice = [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}, {"name": "A", "value": "2"}]
+    changes: dict[str, Any] = {"env": twice} if at == "env" else {"trainer": {"template": {"env": twice}}}
+    field = "spec.env" if at == "env" else "spec.trainer.template.env"
+    assert fields(**changes) == [f"{field}[2].name"]
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"])
+def test_variables_do_not_choose_gpus(name: str) -> None:
+    """But they may hide all of them, from a pod that has none."""
+    assert fields(env=[{"name": name, "value": "0,1"}]) == ["spec.env[0].name"]
+    assert fields(env=[{"name": name, "value": "all"}]) == ["spec.env[0].name"]
+    assert not fields(trainer={"template": {"env": [{"name": name, "value": "void"}]}})
+
+
+def test_a_queue_of_kueue_is_no_label_of_pods_that_another_backend_places() -> None:
+    labels = {"kueue.x-k8s.io/queue-name": "research"}
+    at = "spec.trainer.template.labels.kueue.x-k8s.io/queue-name"
+    assert fields(trainer={"template": {"labels": labels}}) == [at]

@@ -71,3 +71,25 @@ def test_a_password_is_not_repeated() -> None:
     spec["data"] = spec["data"] | {"sources": [{"source": "https://me:password@host/file", "path": "/data/set"}]}
     (violation,) = validate(spec, "demo").violations
     assert "password@" not in str(violation)
+
+
+@pytest.mark.parametrize(
+    ("page", "address"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-8B", "hf://Qwen/Qwen3-8B"),
+        ("https://hf.co/Qwen/Qwen3-8B/tree/main", "hf://Qwen/Qwen3-8B@main"),
+        ("https://www.huggingface.co/datasets/openai/gsm8k/blob/v1/a.parquet", "hf://datasets/openai/gsm8k@v1"),
+    ],
+)
+def test_a_page_of_the_hub_is_no_file(page: str, address: str) -> None:
+    spec = raw_spec(volumes=[DATA], model={"path": "/data/m", "source": page})
+    (violation,) = validate(spec, "demo").violations
+    assert violation.field == "spec.model.source" and violation.fix == f"write {address}"
+    file = "https://huggingface.co/Qwen/Qwen3-8B/resolve/main/config.json"
+    assert fields({"source": file, "path": "/data/set"}) == []
+
+
+@pytest.mark.parametrize("path", ["/data/m", "/data/m/run"])
+def test_the_run_does_not_write_into_what_was_fetched(path: str) -> None:
+    spec = raw_spec(volumes=[DATA], model={"path": "/data/m", "source": "hf://org/m"}, checkpoint={"path": path})
+    assert [v.field for v in validate(spec, "demo").violations] == ["spec.model.path"]

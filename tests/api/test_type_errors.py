@@ -13,7 +13,16 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_api.type_errors import PATTERNS, SENTENCES
 
+TARGETS = "linear_qkv, linear_proj, linear_fc1, linear_fc2, linear_q, linear_k, linear_v, linear_fc1_gate, linear_fc1_up"
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    (
+        {"model": {"path": "/m", "lora": {"targets": ["gate_proj"]}}},
+        f'spec.model.lora.targets[0] = "gate_proj": must be one of {TARGETS}; did you mean linear_fc1_gate?',
+    ),
+    (
+        {"model": {"path": "/m", "lora": {"targets": "all-linear"}}},
+        'spec.model.lora.targets = "all-linear": must be a list; remove it: unset stands for all that there are',
+    ),
     ({"checkpoint": None}, "spec.checkpoint = unset: is required; see `kubectl explain rljob.spec.checkpoint`"),
     ({"model": {"path": None}}, "spec.model.path = unset: is required; see `kubectl explain rljob.spec.model.path`"),
     ({"train": {"steps": "2"}}, 'spec.train.steps = "2": must be a whole number; write 2'),

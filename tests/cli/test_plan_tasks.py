@@ -19,7 +19,7 @@ GIVEN: dict[str, Any] = {
     "train": {"steps": 10, "samplesPerStep": 8, "tokensPerMicroBatch": 8192},
     "checkpoint": {"path": "/data/run"},
     "trainer": {"processesPerNode": 8, "parallelism": {"tensor": 2}},
-    "volumes": [{"name": "data", "mountPath": "/data", "source": {"emptyDir": {}}}],
+    "volumes": [{"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}],
 }
 SUPERVISED = ("sft", "dpo", "rewardModel", "pretrain")
 

@@ -12,6 +12,7 @@ from typing import Any
 from rljob_api.quantity import parse, show
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.fields import leaves
+from rljob_api.rules.pods import templates
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.run import CheckpointSpec
@@ -140,6 +141,19 @@ def _clip(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation("spec.algorithm.clip.high", f"{clip.high:g}", rule, fix)
 
 
+SECRET = re.compile(r".*(API_KEY|TOKEN|PASSWORD|SECRET|SECRET_ACCESS_KEY|PRIVATE_KEY)")
+
+
+def _secrets(spec: RLJobSpec) -> Iterator[Violation]:
+    """Variables that are named like credentials. Their values are not repeated."""
+    for at, variables in (("spec.env", spec.env), *((f"{at}.template.env", t.env) for at, t in templates(spec))):
+        for i, variable in enumerate(variables):
+            if variable.value and "$(" not in variable.value and SECRET.fullmatch(variable.name):
+                rule = f"stands in {variable.name} for everybody who may read the job"
+                fix = "put it into a Secret: valueFrom.secretKeyRef, or spec.envFrom"
+                yield Violation(f"{at}[{i}].value", "...", rule, fix)
+
+
 def on_purpose(steps: int) -> dict[str, int]:
     """By interval, the value that says on purpose what one above the `steps` of the run does."""
     return {"evaluation.everySteps": steps, "checkpoint.everySteps": 0, "checkpoint.exportEverySteps": 0}
@@ -162,7 +176,7 @@ def _intervals(spec: RLJobSpec) -> Iterator[Violation]:
 
 DEFAULTS = {"checkpoint.everySteps": CheckpointSpec.model_fields["every_steps"].default}
 """Of what is advised; a default is nobody's mistake."""
-RELATIONS = (_warmup, _clip, _intervals)
+RELATIONS = (_warmup, _clip, _intervals, _secrets)
 """Of fields that are in order each for itself."""
 
 

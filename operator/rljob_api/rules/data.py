@@ -20,7 +20,7 @@ from rljob_api.rules.engine import (
     field,
     size,
 )
-from rljob_api.rules.volumes import volume_of
+from rljob_api.rules.volumes import SHARE, WRITE, unfetched, volume_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
 from rljob_api.spec.job import PAIRED
@@ -144,26 +144,38 @@ def argument_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 DATA_SUFFIXES = (".parquet", ".arrow", ".json", ".jsonl")
 """Ends of the names of data files, by which the trainer chooses a reader."""
+HUB = ("huggingface.co", "hf.co")
 DIGEST = re.compile(r"sha256=[0-9a-f]{64}")
 
 
 def target_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Sources are copied to a writable volume, and each to a directory of its own."""
+    """Each source is copied to a directory of its own."""
     sources = list(spec.sources.items())
     for i, (where, source) in enumerate(sources):
-        volume = volume_of(spec, source.path)
-        if spec.volumes and (volume is None or volume.read_only):
-            rule = "is on none of the writable volumes in spec.volumes, so that nothing can be fetched to it"
-            yield Violation(f"{where}.path", source.path, rule, "put it below a mountPath without readOnly")
+        if PurePosixPath(spec.checkpoint.path).is_relative_to(source.path):
+            rule = f"holds spec.checkpoint.path = {spec.checkpoint.path} as well, and a source needs a directory of its own"
+            yield Violation(f"{where}.path", source.path, rule, "give one of them another directory")
         for other, earlier in sources[:i]:
             if _nested(source.path, earlier.path):
                 rule = f"is not apart from {other}.path = {earlier.path}"
                 yield Violation(f"{where}.path", source.path, rule, "give each source a directory of its own")
 
 
+def fetched_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Sources are copied to a writable volume that all pods share."""
+    for where, source in spec.sources.items():
+        volume = volume_of(spec, source.path)
+        if spec.volumes and (volume is None or not volume.writable):
+            rule = "is on none of the writable volumes in spec.volumes, so that nothing can be fetched to it"
+            yield Violation(f"{where}.path", source.path, rule, WRITE)
+        elif why := unfetched(volume, spec):
+            yield Violation(f"{where}.path", source.path, why, SHARE)
+
+
 def address_violations(spec: RLJobSpec) -> Iterator[Violation]:
     for where, source in spec.sources.items():
         yield from _address_violations(f"{where}.source", source)
+        yield from _page_violations(f"{where}.source", source)
 
 
 def _address_violations(where: str, source: Source) -> Iterator[Violation]:
@@ -183,6 +195,15 @@ def _address_violations(where: str, source: Source) -> Iterator[Violation]:
         )
 
 
+def _page_violations(where: str, source: Source) -> Iterator[Violation]:
+    """The address of a page about a model or a set, which somebody copied from a browser: the page itself would be fetched."""
+    parts = urlsplit(source.source)
+    named = re.match(r"/((datasets/)?[^/]+/[^/]+)(/(tree|blob)/([^/]+))?(/|$)", parts.path)
+    if parts.netloc.removeprefix("www.") in HUB and named and "/resolve/" not in parts.path:
+        address = f"hf://{named[1]}{f'@{named[5]}' if named[5] else ''}"
+        yield Violation(where, source.source, "is a page about files, and none of them", f"write {address}")
+
+
 def _nested(path: str, other: str) -> bool:
     a, b = PurePosixPath(path), PurePosixPath(other)
     return a.is_relative_to(b) or b.is_relative_to(a)
@@ -196,6 +217,14 @@ def suffix_violations(spec: RLJobSpec) -> Iterator[Violation]:
         if PurePosixPath(path).suffix not in DATA_SUFFIXES:
             rule = f"its name ends in none of {', '.join(DATA_SUFFIXES)}, by which the trainer chooses a reader"
             yield Violation(where, path, rule, "convert the file, or rename it")
+
+
+def pattern_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Data files are named one by one, so that their order is that of the spec."""
+    for where, path in data_files(spec):
+        if re.search(r"[*?]", path):
+            rule = "is a pattern, and files are read by their names alone"
+            yield Violation(where, path, rule, "name each file; patterns are for spec.data.sources[].files")
 
 
 def data_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -221,9 +250,11 @@ def generated_violations(spec: RLJobSpec) -> Iterator[Violation]:
             yield Violation(
                 f"{where}.path", one.path, "rows are written as JSON, one per line", "end its name in .jsonl"
             )
-        if volume is not None and volume.read_only:
+        if volume is not None and not volume.writable:
             rule = f"is on the volume {volume.name}, which is read-only"
-            yield Violation(f"{where}.path", one.path, rule, "put it below a mountPath without readOnly")
+            yield Violation(f"{where}.path", one.path, rule, WRITE)
+        elif why := unfetched(volume, spec):
+            yield Violation(f"{where}.path", one.path, why, SHARE)
         for j, other in enumerate(spec.data.generated[:i]):
             if shared := _shared(one, other):
                 rule, fix = shared
@@ -262,8 +293,10 @@ RULES: tuple[Check, ...] = (
     *OBJECT_RULES,
     argument_violations,
     target_violations,
+    fetched_violations,
     address_violations,
     suffix_violations,
+    pattern_violations,
     data_violations,
     generated_violations,
 )

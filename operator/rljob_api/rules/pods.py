@@ -7,7 +7,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.quantity import parse
-from rljob_api.rules.engine import Check, Rule, Violation, field, present
+from rljob_api.rules.engine import Check, Rule, Violation, field, present, repeated
 from rljob_api.sizing.layout import placed_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
@@ -144,14 +144,23 @@ def colocation_violations(spec: RLJobSpec) -> Iterator[Violation]:
             )
 
 
+GPU_CHOICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+"""The first would hide the GPUs of other ranks; the second shows those of other pods."""
+NO_GPU = ("", "void", "none")
+
+
 def environment_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Variables that rljob, torchrun, Kubernetes or the images set."""
     sections = [("spec.env", spec.env), *((f"{where}.template.env", t.env) for where, t in templates(spec))]
     for path, variables in sections:
+        yield from repeated(f"{path}[{{}}].name", [v.name for v in variables], "keep one: of two the last would count")
         for i, v in enumerate(variables):
             if v.name in names.RESERVED_ENV or v.name.startswith(names.RESERVED_ENV_PREFIXES):
                 rule = "is set by rljob, torchrun, Kubernetes or the image"
                 yield Violation(f"{path}[{i}].name", v.name, rule, "choose another name")
+            if v.name in GPU_CHOICES and v.value not in NO_GPU:
+                rule = "chooses GPUs, which the node's device plugin and rljob give to each process"
+                yield Violation(f"{path}[{i}].name", v.name, rule, "remove it; processesPerNode is the number of GPUs")
             if v.value and v.value_from:
                 yield Violation(f"{path}[{i}]", v.name, "has both a value and a valueFrom", "keep one of them")
 

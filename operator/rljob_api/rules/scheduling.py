@@ -70,7 +70,7 @@ OBJECT_RULES = (
     ),
 )
 
-SCHEDULING = "spec.scheduling"
+SCHEDULING, BACKEND_FIELD = "spec.scheduling", "spec.scheduling.backend"
 HOST = "kubernetes.io/hostname"
 OPERATORS = ("Gt", "Lt", "In", "NotIn", "Exists", "DoesNotExist")
 NOT_PLANNED = ("podAffinity", "podAntiAffinity")
@@ -85,6 +85,20 @@ def level_violations(spec: RLJobSpec) -> Iterator[Violation]:
             yield Violation(
                 f"{SCHEDULING}.topologyLevels[{i}]", level, "the node itself is always the last level", "take it out"
             )
+
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+def queue_label_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Kueue's label on pods that another backend places: Kueue would hold each of them for itself, and the gang would never be whole."""
+    if spec.scheduling.backend == "kueue":
+        return
+    for at, template in templates(spec):
+        if queue := template.labels.get(QUEUE_LABEL):
+            rule = f"would have Kueue hold each pod for itself, with {BACKEND_FIELD} = {spec.scheduling.backend}"
+            fix = f"remove it, and set spec.scheduling: {{backend: kueue, queue: {queue}}}"
+            yield Violation(f"{at}.template.labels.{QUEUE_LABEL}", queue, rule, fix)
 
 
 def required_level_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -215,6 +229,7 @@ def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
 RULES: tuple[Check, ...] = (
     *OBJECT_RULES,
     level_violations,
+    queue_label_violations,
     required_level_violations,
     node_affinity_violations,
     affinity_violations,

@@ -32,6 +32,8 @@ SOURCE_FIELDS = ("readOnly", "items", "defaultMode", "optional")
 """What else these sources may have."""
 OUR_VOLUMES = "rljob-"
 CHECKPOINTS = "spec.checkpoint.path"
+WRITE = "put it below the mountPath of a volume that pods may write to, without readOnly"
+SHARE = "put it on a volume that all pods share, such as a persistentVolumeClaim"
 SYSTEM = (
     *("/", "/app", "/bin", "/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/sbin", "/sys"),
     *("/usr", "/usr/bin", "/usr/lib", "/usr/local"),
@@ -48,7 +50,7 @@ def volume_violations(spec: RLJobSpec) -> Iterator[Violation]:
                 f"{field}.source",
                 ", ".join(volume.source) or "{}",
                 "needs exactly one kind of volume that the restricted Pod Security standard allows",
-                f"use one of {', '.join(SOURCES)}",
+                f"use one of {', '.join(SOURCES)}; a claim leads to NFS, Lustre and others",
             )
         if volume.name.startswith(OUR_VOLUMES):
             yield Violation(f"{field}.name", volume.name, f"`{OUR_VOLUMES}` begins names of rljob's", "rename it")
@@ -90,16 +92,19 @@ def _source(field: str, kind: str, given: object) -> Iterator[Violation]:
         yield Violation(f"{field}.{key}", as_written(name), *SENTENCES["string_type"](name, {}))
 
 
-def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """If the job has volumes, checkpoints have to be on one of them, to outlive the pods."""
+def checkpoint_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """If the job has volumes, checkpoints have to be on one of them that all ranks share, to outlive the pods."""
     volume = volume_of(spec, spec.checkpoint.path)
-    if spec.volumes and (volume is None or volume.read_only):
-        yield Violation(
-            CHECKPOINTS,
-            spec.checkpoint.path,
-            "is on none of the writable volumes in spec.volumes, so that checkpoints would be lost with the pod",
-            "put it below a mountPath without readOnly",
-        )
+    if spec.volumes and (volume is None or not volume.writable):
+        rule = "is on none of the writable volumes in spec.volumes, so that checkpoints would be lost with the pod"
+        yield Violation(CHECKPOINTS, spec.checkpoint.path, rule, WRITE)
+    elif volume and volume.of_one_pod and _pods_with_ranks(spec) > 1:
+        rule = f"is on the volume {volume.name}, of which every pod has one of its own: no checkpoint would be whole"
+        yield Violation(CHECKPOINTS, spec.checkpoint.path, rule, SHARE)
+
+
+def resume_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """The checkpoint of a first attempt is one step's, on one of the volumes if there are any."""
     source = spec.checkpoint.resume_from
     if source and not re.fullmatch(r"global_step_\d+", PurePosixPath(source).name):
         yield Violation(
@@ -112,6 +117,20 @@ def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation(
             "spec.checkpoint.resumeFrom", source, "is on none of spec.volumes", "mount the volume that holds it"
         )
+
+
+def _pods_with_ranks(spec: RLJobSpec) -> int:
+    """Pods of the trainer, its spares, and further gangs: a checkpoint is of all of them."""
+    return sum(spec.gang_sizes.values()) + spec.scheduling.spare_nodes
+
+
+def unfetched(volume: Volume | None, spec: RLJobSpec) -> str:
+    """Why files that one pod copies to a volume do not reach the others; empty: they do."""
+    alone = {*spec.workers, *(names.sandbox_role(i) for i in range(len(spec.environments)))}
+    pods = sum(count for role, count in spec.pod_counts.items() if role not in alone)
+    if volume is None or not volume.of_one_pod or pods == 1:
+        return ""
+    return f"is on the volume {volume.name}, of which every pod has one of its own: the others would wait for files that one has copied"
 
 
 def volume_of(spec: RLJobSpec, path: str) -> Volume | None:
@@ -154,10 +173,15 @@ def outside_volumes(spec: RLJobSpec) -> dict[str, str]:
 
 
 def lost_checkpoints(spec: RLJobSpec) -> Iterator[Violation]:
-    """Of a job without any volume. It breaks no rule: `python -m rljob_trainer run` needs none, and the administrator may add volumes to all pods."""
+    """Of a job without any volume, or with one that ends with its only pod. It breaks no rule: `python -m rljob_trainer run` needs none, the
+    administrator may add volumes to all pods, and a trial may not be worth a checkpoint."""
+    volume = volume_of(spec, spec.checkpoint.path)
     if not spec.volumes:
         rule = "is on no volume, since spec.volumes is empty: checkpoints are lost with the pod, and its files have to be in the image"
         yield Violation(CHECKPOINTS, spec.checkpoint.path, rule, "add the volume that holds it to spec.volumes")
+    elif volume and volume.of_one_pod and _pods_with_ranks(spec) == 1:
+        rule = f"is on the volume {volume.name}, which ends with its pod: no failure and no suspension can be resumed from it"
+        yield Violation(CHECKPOINTS, spec.checkpoint.path, rule, SHARE)
 
 
 def paths(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
@@ -202,7 +226,8 @@ def _holds_paths(annotations: tuple[Any, ...]) -> bool:
 RULES: tuple[Check, ...] = (
     volume_violations,
     volume_source_violations,
-    path_violations,
+    checkpoint_violations,
+    resume_violations,
     parent_violations,
     unmounted_violations,
 )

@@ -80,7 +80,7 @@ WORDS: dict[str, str] = {
     "rollout.sampling.stop": "stop_strings stop_sequences stop_words",
     "evaluation.everySteps": "test_freq eval_interval eval_steps eval_freq eval_every val_check_interval",
     "trainer": "actor_train actor",
-    "trainer.nodes": "nnodes num_nodes n_nodes actor_num_nodes",
+    "trainer.nodes": "nnodes num_nodes n_nodes actor_num_nodes replicas pods num_pods num_workers",
     "trainer.processesPerNode": "gpus num_gpus gpus_per_node n_gpus_per_node num_gpus_per_node nproc_per_node",
     "trainer.parallelism.tensor": "tp tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size",
     "trainer.parallelism.pipeline": "pp pp_size pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size",
@@ -128,6 +128,7 @@ WORDS: dict[str, str] = {
     "scheduling.schedulerName": "scheduler scheduler_name",
     "scheduling.queue": "queue_name local_queue",
     "scheduling.spareNodes": "spares spare_nodes num_spare_nodes hot_spares standby_nodes",
+    "volumes": "volume_mounts mounts pvc pvcs",
     "podSecurity": "security_context pod_security_context",
     "runtimeClassName": "runtime_class",
 }
@@ -167,6 +168,11 @@ ADVICE: dict[str, str] = {
     ),
     **dict.fromkeys(("device_mapping", "resource_pool", "resource_pool_spec"), _COUNTED),
     **dict.fromkeys(("strategy_args", "strategy_config", "strategy_name"), _STRATEGY),
+    **dict.fromkeys(
+        ("persistent_volume_claim", "empty_dir", "config_map", "host_path", "nfs", "csi"),
+        "write it in `source`, for example source: {persistentVolumeClaim: {claimName: NAME}}",
+    ),
+    "namespace": "write it in metadata",
     **{
         key: _VLLM.format(key.replace("_", "-"))
         for key in ("gpu_memory_utilization", "enforce_eager", "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype")

@@ -90,6 +90,18 @@ class Volume(Model):
     source: Verbatim
     """A Kubernetes volume source, for example `{persistentVolumeClaim: {claimName: data}}`."""
 
+    @property
+    def writable(self) -> bool:
+        """Whether pods may write to it: some kinds are never written, and others may be read-only where they are mounted, or by their source."""
+        kinds = self.source.keys() & {"configMap", "secret", "downwardAPI", "projected"}
+        sources = (given for given in self.source.values() if isinstance(given, dict))
+        return not (self.read_only or kinds or any(given.get("readOnly") is True for given in sources))
+
+    @property
+    def of_one_pod(self) -> bool:
+        """Whether every pod gets a volume of its own, which is empty at first and ends with the pod."""
+        return bool(self.source.keys() & {"emptyDir", "ephemeral"})
+
 
 VolumeList = Annotated[list[Volume], Field(max_length=32)]
 

@@ -60,7 +60,7 @@ class Trial:
         data = {"train": ["/data/train.jsonl"], "maxPromptTokens": 64} | changes.pop("data", {})
         if changes.get("task"):
             del data["maxPromptTokens"]
-        volumes = [{"name": "data", "mountPath": "/data", "source": {"emptyDir": {}}}]
+        volumes = [{"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}]
         head = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "trial"}}
         spec = raw_spec(data=data, volumes=volumes, **changes)
         (directory / "job.yaml").write_text(yaml.safe_dump(head | {"spec": spec}))

@@ -19,7 +19,7 @@ from rljob_trainer.local.manifest import load
 
 HEAD = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "local"}}
 VOLUMES = [
-    {"name": name, "mountPath": path, "source": {"emptyDir": {}}}
+    {"name": name, "mountPath": path, "source": {"persistentVolumeClaim": {"claimName": "data"}}}
     for name, path in (("data", "/data"), ("code", "/code/mine"))
 ]
 
@@ -115,7 +115,7 @@ def test_what_is_not_below_its_mount_is_said_with_its_place_here(tmp_path: Path)
 
 def test_what_a_mounted_volume_lacks_is_said_of_the_volume_as_in_a_pod(tmp_path: Path) -> None:
     """Whoever runs `kubectl rljob try` has no --mount. /dev/pts is a mount on Linux."""
-    pts = {"name": "pts", "mountPath": "/dev/pts", "source": {"emptyDir": {}}}
+    pts = {"name": "pts", "mountPath": "/dev/pts", "source": {"persistentVolumeClaim": {"claimName": "data"}}}
     (tmp_path / "model").mkdir()
     (line,) = said(
         written(tmp_path, data={"train": ["/dev/pts/a.parquet"]}, volumes=[*VOLUMES, pts]), f"/data={tmp_path}"

@@ -44,7 +44,9 @@ class Run:
                 "train": {"batches": {"replay": "/data/batches"}},
                 "trainer": {"device": "cpu", "nodes": 2},
                 "rollout": {"replicas": 0, "minReplicas": 0},
-                "volumes": [{"name": "data", "mountPath": "/data", "source": {"emptyDir": {}}}],
+                "volumes": [
+                    {"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}
+                ],
                 **changes,
             }
         )

@@ -86,7 +86,7 @@ def manifest() -> dict[str, Any]:
         "trainer": {"device": "cpu"},
         "rollout": {"replicas": 1, "sampling": {"maxTokens": 1}},
         "checkpoint": {"path": "/data/run", "everySteps": 0, "exportHuggingFace": False},
-        "volumes": [{"name": "data", "mountPath": "/data", "source": {"emptyDir": {}}}],
+        "volumes": [{"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}],
     }
     return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "ahead"}, "spec": spec}
 

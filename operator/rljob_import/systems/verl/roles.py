@@ -180,6 +180,9 @@ def asynchrony(settings: Settings) -> Iterator[Said]:
 def evaluation(settings: Settings) -> Iterator[Said]:
     often = settings["trainer.test_freq"] is not False and settings.number("trainer.test_freq") > 0
     if not (often or settings["trainer.val_only"]) or not settings["data.val_files"]:
+        if settings["data.val_files"] and settings["trainer.val_before_train"]:
+            text = "verl evaluates once, before the first step: set evaluation.everySteps to train.steps, for there and after the last"
+            yield settings.lacking("trainer.val_before_train", text)
         return
     key = f"{ROLLOUT}val_kwargs.temperature"
     yield settings.field("evaluation.sampling.temperature", float(settings.number(key)), key)

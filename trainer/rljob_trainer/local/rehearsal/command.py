@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rljob_api.manifest import ManifestError
 from rljob_api.rules.advice import advice
+from rljob_api.rules.unread import unread
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.exports import beginning_from, newest_export
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer, template_warnings, unwritten
@@ -53,7 +54,7 @@ def rehearse(
         tokenizer = load_tokenizer(job.spec)
         with tempfile.TemporaryDirectory(prefix="rljob-try-") as scratch:
             findings, screen = Findings(job.spec, tokenizer), Screen(colour)
-            findings.notes += [str(unusual) for unusual in advice(job.spec)]
+            findings.notes += [str(unusual) for unusual in (*advice(job.spec), *unread(job.spec))]
             findings.notes += template_warnings(job.spec, tokenizer)
             most = None if everything else MOST
             if job.spec.supervised:
