@@ -45,6 +45,11 @@ from rljob_api.spec import RLJobSpec
 
 NETWORK = "8x400g"
 """Cards of a node that seconds are modelled with, unless others are named."""
+APART = (
+    *("metadata.", "spec.scheduling.", "spec.lifecycle.", "spec.checkpoint.", "spec.volumes[", "spec.env[", "spec.envFrom["),
+    *("spec.image", "spec.podSecurity.", "spec.data.train", "spec.data.validation", "spec.data.sources[", "spec.model.path"),
+)
+"""Beginnings of fields that no size of the job depends on."""
 NO_OTHERS: Mapping[str, Shape] = {}
 
 
@@ -139,14 +144,14 @@ class Plan:
         return any(v.field.startswith(field) for v in self.violations)
 
     def stages(self) -> Stages | None:
-        """Of a job with more than one, whose model is known, while every rule holds."""
+        """Of a job with more than one, whose model is known, while its sizes are in order."""
         shape = self._shape()
         if shape is None or self.spec is None or self.spec.trainer.parallelism.pipeline == 1:
             return None
         return Stages.of(self.spec, shape)
 
     def memory(self) -> list[Estimate]:
-        """Of a job on GPUs whose model is known, while every rule holds."""
+        """Of a job on GPUs whose model is known, while its sizes are in order."""
         counted = self._counted()
         if counted is None:
             return []
@@ -310,8 +315,9 @@ class Plan:
         return counted if counted and wanted_servers(counted[0]) else None
 
     def _shape(self) -> Shape | None:
-        """Of the model, if it is known and every rule holds."""
-        return Shape.of(self.model) if self.model and not self.violations else None
+        """Of the model, if it is known, and no rule is broken about what sizes depend on: so a job's misfits are said with what else is wrong."""
+        sized = [v for v in self.violations if not v.field.startswith(APART)]
+        return Shape.of(self.model) if self.model and not sized else None
 
 
 def advised(spec: RLJobSpec) -> list[Violation]:

@@ -190,3 +190,15 @@ def test_whether_the_spec_is_valid_and_whether_the_job_fits_is_one_message(capsy
     assert plan("--gpu", "64Gi", "--set", "train.tokensPerMicroBatch=16384") == 0
     last = capsys.readouterr().out.rpartition("\n\n")[2]
     assert last == "Valid, and by the estimate it may not fit in train (68.2 GiB) of GPUs of 64.0 GiB.\n"
+
+
+def test_a_broken_rule_does_not_hide_that_the_job_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless sizes depend on what is wrong: then nobody knows what fits."""
+    small = ("--gpu", "40Gi", "--set", "rollout.vllmArgs={gpu-memory-utilization: 0.2}", "--set")
+    assert plan(*small, "scheduling.queue=research") == 1
+    out = capsys.readouterr().out
+    assert "1 rule is broken, and the job does not fit:\n\nspec.scheduling.queue" in out
+    assert "\nspec.rollout.tensorParallel = 1\n    the weights of a server take 6.2 GiB per GPU more" in out
+    assert plan(*small, "train.miniBatches=7") == 1
+    out = capsys.readouterr().out
+    assert "1 rule is broken:\n" in out and "more than vLLM may have" not in out

@@ -193,7 +193,8 @@ def verdict(broken: Sequence[Violation], misfits: Sequence[Violation], doubts: S
     if not broken and not misfits:
         return f"Valid, and by the estimate it may not fit {'; '.join(doubts)}." if doubts else "Valid."
     rules = f"{plural(len(broken), 'rule')} {'is' if len(broken) == 1 else 'are'} broken:"
-    lines = [rules if broken else "Every rule holds, and the job does not fit:"]
+    holding = rules.removesuffix(":") if broken else "Every rule holds"
+    lines = [f"{holding}, and the job does not fit:" if misfits else rules]
     for v in (*broken, *misfits):
         lines += ["", f"{v.field} = {v.value}", f"    {v.rule}", f"    fix: {v.fix}"]
     return "\n".join(lines)
