@@ -46,8 +46,23 @@ from rljob_api.spec import RLJobSpec
 NETWORK = "8x400g"
 """Cards of a node that seconds are modelled with, unless others are named."""
 APART = (
-    *("metadata.", "spec.scheduling.", "spec.lifecycle.", "spec.checkpoint.", "spec.volumes[", "spec.env[", "spec.envFrom["),
-    *("spec.image", "spec.podSecurity.", "spec.data.train", "spec.data.validation", "spec.data.sources[", "spec.model.path"),
+    *(
+        "metadata.",
+        "spec.scheduling.",
+        "spec.lifecycle.",
+        "spec.checkpoint.",
+        "spec.volumes[",
+        "spec.env[",
+        "spec.envFrom[",
+    ),
+    *(
+        "spec.image",
+        "spec.podSecurity.",
+        "spec.data.train",
+        "spec.data.validation",
+        "spec.data.sources[",
+        "spec.model.path",
+    ),
 )
 """Beginnings of fields that no size of the job depends on."""
 NO_OTHERS: Mapping[str, Shape] = {}

@@ -159,3 +159,29 @@ def test_credentials_belong_into_a_secret_and_are_not_repeated() -> None:
     assert [v.field for v in found] == [f"spec.env[{i}].value" for i in range(3)]
     assert "abc" not in "".join(map(str, found)) and "TOKENIZERS_PARALLELISM" not in "".join(map(str, found))
     assert not [*advice(make_spec(env=[{"name": "TOKENIZERS_PARALLELISM", "value": "false"}]))]
+
+
+def test_credentials_in_headers_come_from_variables() -> None:
+    given = {"Authorization": "Bearer abc", "X-Api-Key": "$KEY", "Accept": "json"}
+    (found,) = advice(make_spec(rewards=[{"http": {"url": "http://judge", "headers": given}}]))
+    assert found.field == "spec.rewards[0].http.headers.Authorization" and "abc" not in str(found)
+    agent = {"environment": {"url": "http://e", "headers": given}, "maxTurns": 2, "maxTokens": 2048}
+    (found,) = advice(make_spec(rollout={"agent": agent}))
+    assert found.field == "spec.rollout.agent.environment.headers.Authorization"
+
+
+def test_held_out_responses_are_not_cut_by_a_default() -> None:
+    """But whoever writes another length means it."""
+    rollout, held_out = (
+        {"sampling": {"maxTokens": 8192}},
+        {"everySteps": 1, "sets": [{"name": "a", "files": ["/data/a.jsonl"]}]},
+    )
+    train = {"tokensPerMicroBatch": 16384}
+
+    def said(**evaluation: Any) -> list[str]:
+        return [v.field for v in advice(make_spec(rollout=rollout, train=train, evaluation=held_out | evaluation))]
+
+    assert said() == ["spec.evaluation.sampling.maxTokens"]
+    assert not said(sampling={"maxTokens": 512}) and not said(everySteps=0)
+    greedy = [{"name": "a", "files": ["/data/a.jsonl"], "sampling": {"temperature": 0.6}}]
+    assert said(sampling={"maxTokens": 8192}, sets=greedy) == ["spec.evaluation.sets[0].sampling.maxTokens"]

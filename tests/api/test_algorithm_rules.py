@@ -147,3 +147,14 @@ def test_the_fix_of_a_critics_moments_is_one_that_its_ranks_accept(gang: dict[st
     critic = {"optimizer": {"momentsDtype": "bfloat16"}} | gang
     (found,) = validate(raw_spec(algorithm={"advantage": "gae"}, critic=critic), "demo").violations
     assert (found.field, found.fix) == ("spec.critic.optimizer.momentsDtype", fix)
+
+
+@pytest.mark.parametrize("prompts", [3, 7, 64, 256, 1000])
+@pytest.mark.parametrize("share", [1.3, 1.37, 1.9999])
+def test_the_share_that_is_named_begins_a_whole_number_of_prompts(prompts: int, share: float) -> None:
+    def broken(given: float) -> list[str]:
+        spec = raw_spec(train={"overSampling": given, "promptsPerStep": prompts})
+        return [v.fix for v in validate(spec, "demo").violations if v.field == "spec.train.overSampling"]
+
+    for fix in broken(share):
+        assert not broken(float(fix.removeprefix("set ").partition(",")[0]))

@@ -13,7 +13,9 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_api.type_errors import PATTERNS, SENTENCES
 
-TARGETS = "linear_qkv, linear_proj, linear_fc1, linear_fc2, linear_q, linear_k, linear_v, linear_fc1_gate, linear_fc1_up"
+TARGETS = (
+    "linear_qkv, linear_proj, linear_fc1, linear_fc2, linear_q, linear_k, linear_v, linear_fc1_gate, linear_fc1_up"
+)
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     (
         {"model": {"path": "/m", "lora": {"targets": ["gate_proj"]}}},

@@ -16,6 +16,7 @@ from rljob_api.rules.pods import templates
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.run import CheckpointSpec
+from rljob_api.spec.train import EvaluationSampling
 from rljob_api.type_errors import as_written, path_of
 
 MEBI = 2**20
@@ -141,6 +142,8 @@ def _clip(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation("spec.algorithm.clip.high", f"{clip.high:g}", rule, fix)
 
 
+HELD_OUT = int(EvaluationSampling.model_fields["max_tokens"].default)
+CREDENTIAL = re.compile(r"(?i)authorization|(x-)?api-key|.*token|cookie")
 SECRET = re.compile(r".*(API_KEY|TOKEN|PASSWORD|SECRET|SECRET_ACCESS_KEY|PRIVATE_KEY)")
 
 
@@ -152,6 +155,38 @@ def _secrets(spec: RLJobSpec) -> Iterator[Violation]:
                 rule = f"stands in {variable.name} for everybody who may read the job"
                 fix = "put it into a Secret: valueFrom.secretKeyRef, or spec.envFrom"
                 yield Violation(f"{at}[{i}].value", "...", rule, fix)
+    for at, headers in _headers(spec):
+        for name in (name for name, value in headers.items() if CREDENTIAL.fullmatch(name) and "$" not in value):
+            fix = "write $NAME in its place, a variable of spec.trainer.template.env that comes from a Secret"
+            yield Violation(f"{at}.{name}", "...", "stands there for everybody who may read the job", fix)
+
+
+def _headers(spec: RLJobSpec) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Of services that rewards and agents ask."""
+    for i, reward in enumerate(spec.rewards):
+        if reward.http:
+            yield f"spec.rewards[{i}].http.headers", reward.http.headers
+    agent = spec.rollout.agent
+    services = (("environment", "environment"), ("open_env", "openEnv"), ("nemo_gym", "nemoGym")) if agent else ()
+    for name, alias in services:
+        if service := getattr(agent, name):
+            yield f"spec.rollout.agent.{alias}.headers", service.headers
+
+
+def _cut_short(spec: RLJobSpec) -> Iterator[Violation]:
+    """Held-out responses that end earlier than those in training, by a default that hardly anybody chose."""
+    longest, sets = spec.rollout.sampling.max_tokens, spec.evaluation.sets
+    if spec.task != "rl" or not spec.evaluation.takes_place:
+        return
+    samplings = [(f"evaluation.sets[{i}]", given.sampling) for i, given in enumerate(sets) if given.sampling]
+    if spec.data.validation or len(samplings) < len(sets):
+        samplings.append(("evaluation", spec.evaluation.sampling))
+    for at, sampling in samplings:
+        if sampling.max_tokens == HELD_OUT < longest:
+            rule = f"is the default, and cuts held-out responses, which may have {longest} tokens in training"
+            yield Violation(
+                f"spec.{at}.sampling.maxTokens", str(HELD_OUT), rule, f"set {longest}, or how long they may be"
+            )
 
 
 def on_purpose(steps: int) -> dict[str, int]:
@@ -176,7 +211,7 @@ def _intervals(spec: RLJobSpec) -> Iterator[Violation]:
 
 DEFAULTS = {"checkpoint.everySteps": CheckpointSpec.model_fields["every_steps"].default}
 """Of what is advised; a default is nobody's mistake."""
-RELATIONS = (_warmup, _clip, _intervals, _secrets)
+RELATIONS = (_warmup, _clip, _intervals, _secrets, _cut_short)
 """Of fields that are in order each for itself."""
 
 

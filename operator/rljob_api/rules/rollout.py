@@ -183,10 +183,16 @@ def over_sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
             where,
             value,
             f"times spec.train.promptsPerStep = {train.prompts_per_step} is no number of prompts",
-            f"set {train.prompts_begun / train.prompts_per_step:g}, which begins {train.prompts_begun}",
+            f"set {_shortest(train.prompts_begun, train.prompts_per_step)}, which begins {train.prompts_begun}",
         )
     if more and train.batches.replay:
         yield Violation(where, value, "recorded batches are replayed as they are", "remove it")
+
+
+def _shortest(begun: int, prompts: int) -> str:
+    """The share of the prompts that are begun, with as many digits as the rule needs to take it."""
+    texts = (f"{begun / prompts:.{digits}g}" for digits in range(1, 18))
+    return next(text for text in texts if abs(float(text) * prompts - begun) <= ROUNDING)
 
 
 def partial_rollouts_violations(spec: RLJobSpec) -> Iterator[Violation]:
