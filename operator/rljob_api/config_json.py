@@ -14,12 +14,18 @@ MOST = 10**8
 FROM_ONE = (
     *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     *("intermediate_size", "moe_intermediate_size", "max_position_embeddings"),
-    *("shared_expert_intermediate_size", "full_attention_interval", "rotary_dim", "index_topk_freq"),
+    *("full_attention_interval", "rotary_dim", "index_topk_freq"),
     *("n_group", "topk_group"),
 )
 FROM_ZERO = (
     *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
-    *("first_k_dense_replace", "q_lora_rank", "kv_lora_rank", "index_skip_topk_offset"),
+    *(
+        "first_k_dense_replace",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "index_skip_topk_offset",
+        "shared_expert_intermediate_size",
+    ),
 )
 OF_LATENTS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """What the model of a config.json with `kv_lora_rank` is computed from as well."""
@@ -35,7 +41,11 @@ OF_THE_TOWER = (
     *("temporal_patch_size", "spatial_merge_size", "num_position_embeddings"),
 )
 OF_ROPE = ("factor", "original_max_position_embeddings", "partial_rotary_factor")
-SECTIONS = ("text_config", "vision_config", "rope_scaling", "rope_parameters")
+OF_ROPE_OR_ABOVE = ("original_max_position_embeddings", "partial_rotary_factor", "rope_theta")
+"""Numbers of rotary embeddings that may also stand next to the others."""
+ROPES = ("rope_parameters", "rope_scaling")
+"""Names of the section that has them, since transformers 5 and before."""
+SECTIONS = ("text_config", "vision_config", *ROPES)
 
 
 class Unfit(NamedTuple):
@@ -60,12 +70,32 @@ def unfit(config: Mapping[str, Any]) -> list[Unfit]:
         *_counts(language, (*FROM_ONE, *OF_LATENTS, *OF_INDEXERS, *OF_DELTA_NETS), 1),
         *_counts(language, FROM_ZERO, 0),
         *_dense_layers(language),
+        *_groups(language),
         *_layer_types(language),
         *_indexers(language),
         *_schedule(language),
         *_tower(config.get("vision_config") or {}),
-        *(one for key in ("rope_parameters", "rope_scaling") for one in _rope(key, language.get(key))),
+        *(one for key in ROPES for one in _rope(key, language.get(key))),
     ]
+
+
+def contradictions(config: Mapping[str, Any]) -> list[Unfit]:
+    """Numbers of rotary embeddings that a file says twice, each time otherwise: transformers, vLLM and megatron-bridge take one or the other.
+    `config`: without values that are unfit."""
+    language = language_of(dict(config))
+    given = [(key, language[key]) for key in ROPES if language.get(key)]
+    if len(given) == 2 and given[0][1] != given[1][1]:
+        return [Unfit(*given[0], f"must be the same as {given[1][0]} = {given[1][1]}: leave one of them out")]
+    return [one for key, rope in given for one in _said_twice(language, key, rope.get("full_attention") or rope)]
+
+
+def _said_twice(language: Mapping[str, Any], key: str, rope: Mapping[str, Any]) -> Iterator[Unfit]:
+    for name in (name for name in OF_ROPE_OR_ABOVE if None not in (language.get(name), rope.get(name))):
+        if language[name] != rope[name]:
+            yield Unfit(name, language[name], f"must be {rope[name]}, as {key}.{name} is")
+    new, old = rope.get("rope_type"), rope.get("type")
+    if new and old and new != old and (new, old) != ("default", "mrope"):
+        yield Unfit(f"{key}.type", old, f"must be {new}, as {key}.rope_type is")
 
 
 def _counts(section: Mapping[str, Any], keys: tuple[str, ...], low: int, prefix: str = "") -> Iterator[Unfit]:
@@ -82,6 +112,14 @@ def _dense_layers(language: Mapping[str, Any]) -> Iterator[Unfit]:
     dense, layers = language.get("first_k_dense_replace") or 0, language.get("num_hidden_layers") or MOST
     if _is_count(dense, 0) and _is_count(layers, 1) and dense > layers:
         yield Unfit("first_k_dense_replace", dense, f"must be at most num_hidden_layers = {layers}")
+
+
+def _groups(language: Mapping[str, Any]) -> Iterator[Unfit]:
+    groups, chosen = language.get("n_group") or 1, language.get("topk_group") or 1
+    if _is_count(groups, 1) and _is_count(chosen, 1) and chosen > groups:
+        yield Unfit(
+            "topk_group", chosen, f"must be at most n_group = {groups}: experts are chosen from so many groups of them"
+        )
 
 
 def _layer_types(language: Mapping[str, Any]) -> Iterator[Unfit]:

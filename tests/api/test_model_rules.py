@@ -28,9 +28,15 @@ from api.sized import gpu_spec
 from api.specs import make_spec
 from rljob_api.families import FAMILIES
 from rljob_api.rules.engine import Violation
+from rljob_api.rules.foreign_keys import EXPERTS as EXPERTS_OF
+from rljob_api.rules.foreign_keys import KEYS, foreign_keys
 from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 
+ABOVE = {
+    "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+}
+PHI = DENSE | {"model_type": "phi3", "rope_scaling": {"type": "default", "partial_rotary_factor": 0.75}}
 RULES = [
     (DENSE | {"num_key_value_heads": 3}, {"tensor": 3}, f"{P}.tensor", "num_attention_heads = 8 of the model is not divisible by it"),
     (DENSE | {"num_key_value_heads": 3}, {"tensor": 2}, f"{P}.tensor", "num_key_value_heads = 3 of the model must be a multiple or a divisor of it"),
@@ -64,6 +70,7 @@ RULES = [
     (MINIMAX | {"rotary_dim": None}, {}, M, "its config.json has no rotary_dim"),
     (MINIMAX | {"rope_parameters": {"partial_rotary_factor": 1.0}}, {}, M, "its rotary_dim = 16 is not supported"),
     (MINIMAX | {"qk_norm_type": "per_head"}, {}, M, "its qk_norm_type = per_head is not supported"),
+    (NEXT | {"num_experts": 6, "shared_expert_intermediate_size": 0}, {}, M, "its shared_expert_intermediate_size = 0 is not supported"),
     (EXPERTS | {"mlp_only_layers": [0]}, {}, M, "its mlp_only_layers = [0] is not supported"),
     (EXPERTS | {"decoder_sparse_step": 2}, {}, M, "its decoder_sparse_step = 2 is not supported"),
     (EXPERTS | {"num_experts_per_tok": 1}, {}, M, "its num_experts_per_tok = 1 is not supported"),
@@ -81,6 +88,15 @@ RULES = [
     (GEMMA | {"rope_parameters": {LOCAL: {"rope_type": "linear", "factor": 8.0}}}, {}, M, "its rope_parameters = "),
     (GEMMA | {"rope_parameters": {LOCAL: 3}}, {}, M, "its config.json has rope_parameters.sliding_attention = 3"),
     (DENSE | {"model_type": "mistral", "hidden_act": "gelu"}, {}, M, "its hidden_act = gelu is not supported"),
+    (DENSE | {"layer_types": [LOCAL] * 12}, {}, M, "its layer_types = ['sliding_attention', "),
+    (DENSE | {"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"] * 12}, {}, M, "its layer_types = ['full_attention', "),
+    (LATENT | {"n_group": 2, "topk_group": 4}, {}, M, "its config.json has topk_group = 4, which must be at most n_group = 2: experts are chosen"),
+    (DENSE | ABOVE | {"rope_theta": 1e6}, {}, M, "its config.json has rope_theta = 1000000.0, which must be 10000.0, as rope_parameters.rope_"),
+    (DENSE | ABOVE | {"original_max_position_embeddings": 16}, {}, M, "its config.json has original_max_position_embeddings = 16, which must be 64"),
+    (PHI | {"partial_rotary_factor": 0.5}, {}, M, "its config.json has partial_rotary_factor = 0.5, which must be 0.75, as rope_scaling.partial_"),
+    (DENSE | ABOVE | {"rope_scaling": {"type": "linear", "factor": 2.0}}, {}, M, "its config.json has rope_parameters = {"),
+    (DENSE | {"rope_scaling": {"type": "yarn", "rope_type": "linear"}}, {}, M, "its config.json has rope_scaling.type = \"yarn\", which must be"),
+    (NEXT | {"num_experts": 6, "num_local_experts": 8}, {}, M, "its num_local_experts = 8 is not supported"),
     (DENSE | {"quantization_config": {"bits": 4}}, {}, M, "its quantization_config = {'bits': 4} is not supported"),
 ]  # fmt: skip
 
@@ -90,6 +106,33 @@ def test_a_broken_rule_is_found_at_its_field(
     config: dict[str, Any], sizes: dict[str, Any], field: str, rule: str
 ) -> None:
     require_broken(config, sizes, field, rule)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("key", [*KEYS, *EXPERTS_OF])
+def test_a_key_of_a_part_that_a_family_lacks_is_refused_unless_it_says_that_there_is_none(kind: str, key: str) -> None:
+    """Such as norms of queries and keys, which GLM-4.5 may have and Llama has not: megatron-bridge reads `use_qk_norm` in every config.json."""
+    families, nothing = KEYS[key] if key in KEYS else (EXPERTS_OF[key], (0,))
+    something = False if True in nothing else 7
+    assert foreign_keys(kind, {key: something}) == ([] if kind in families else [key])
+    assert [foreign_keys(kind, {key: value}) for value in (None, *nothing)] == [[]] * (1 + len(nothing))
+
+
+def test_a_foreign_key_is_named_with_its_value() -> None:
+    require_broken(EXPERTS | {"routed_scaling_factor": 1.5}, {}, M, "its routed_scaling_factor = 1.5 is not supported")
+    require_broken(DENSE | {"num_experts": 4}, {}, M, "its num_experts = 4 is not supported")
+
+
+def test_what_qwen3_coder_says_besides_is_taken() -> None:
+    coder = {"use_qk_norm": True, "qkv_bias": False, "shared_expert_intermediate_size": 0, "decoder_sparse_step": 1}
+    assert check(EXPERTS | coder | {"mlp_only_layers": [], "use_sliding_window": False}) == []
+
+
+def test_a_number_of_a_rope_that_a_file_says_twice_in_the_same_way_is_taken() -> None:
+    same = ABOVE["rope_parameters"]
+    assert (
+        check(DENSE | ABOVE | {"rope_scaling": same, "rope_theta": 1e4, "original_max_position_embeddings": 64}) == []
+    )
 
 
 @pytest.mark.parametrize("kind", ["mimo", "gpt2"])

@@ -6,10 +6,13 @@ from typing import Any
 from rljob_api.families import family_of, rope_of
 from rljob_api.family import Family
 from rljob_api.rules.engine import Violation
+from rljob_api.rules.foreign_keys import QWEN_EXPERTS, foreign_keys
 from rljob_api.spec import RLJobSpec
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The only frequencies of this rope scaling that megatron-core has (core/models/common/embeddings/rotary_pos_embedding.py, `_apply_scaling`)."""
+WINDOWED = "sliding_attention"
+"""In `layer_types`."""
 
 
 def feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
@@ -29,6 +32,7 @@ def feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
         "layer_types": family and _windowed_otherwise(family, config),
         "num_experts_per_tok": config.get("num_experts_per_tok") == 1,
         "n_shared_experts": config.get("n_shared_experts") == 0,
+        "shared_expert_intermediate_size": _without_shared_expert(family, config),
         "qk_head_dim": config.get("qk_head_dim", _rotated_and_not(config)) != _rotated_and_not(config),
         "topk_group": _groups_of_experts(config),
         "rotary_dim": _rotated_otherwise(config, rope),
@@ -36,7 +40,8 @@ def feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
         **{key: config.get(key) for key in ("mlp_only_layers", "mlp_bias", "quantization_config")},
         **{key: config.get(key, values[0]) not in values for key, values in (family.values if family else {}).items()},
     }
-    for key in (key for key, broken in unusual.items() if broken):
+    foreign = foreign_keys(family.model_type, config) if family else []
+    for key in dict.fromkeys([*(key for key, broken in unusual.items() if broken), *foreign]):
         value = config.get(key, rope_type)
         yield Violation(
             "spec.model.path", spec.model.path, f"its {key} = {value} is not supported", "use another model"
@@ -49,15 +54,19 @@ def feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
 
 def _rope_of_windows(config: dict[str, Any]) -> str:
     """The rope type of the layers with windows, where they have numbers of their own."""
-    local = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+    local = (config.get("rope_parameters") or {}).get(WINDOWED) or {}
     return str(local.get("rope_type") or "default")
 
 
 def _windowed_otherwise(family: Family, config: dict[str, Any]) -> bool:
-    """Whether `layer_types` names other layers with windows than all but each so many-th, as megatron-bridge has them."""
+    """Whether `layer_types` names other layers with windows than megatron-bridge has them in: all but each so many-th, or else all or none. vLLM's
+    Llama and Mistral read it, transformers' do not."""
     kinds, every = config.get("layer_types"), family.windows_but
-    names = ("full_attention", "sliding_attention")
-    return bool(every and kinds) and list(kinds or ()) != [names[i % every > 0] for i in range(1, len(kinds or ()) + 1)]
+    if not kinds or family.states or family.sparse:
+        return False
+    everywhere = family.windows and bool(config.get("sliding_window"))
+    windowed = [i % every > 0 if every else everywhere for i in range(1, len(kinds) + 1)]
+    return list(kinds) != [WINDOWED if one else "full_attention" for one in windowed]
 
 
 def _rotated_and_not(config: dict[str, Any]) -> int:
@@ -75,6 +84,12 @@ def _mixed_otherwise(config: dict[str, Any]) -> bool:
     """Whether `mlp_layer_types` names other layers without experts than the first ones, of which there are `first_k_dense_replace`."""
     kinds, dense = config.get("mlp_layer_types"), config.get("first_k_dense_replace") or 0
     return kinds is not None and list(kinds) != ["dense"] * dense + ["sparse"] * (len(kinds) - dense)
+
+
+def _without_shared_expert(family: Family | None, config: dict[str, Any]) -> bool:
+    """Whether a model of a family in which all have a shared expert has none. Qwen3-Coder says so, of a family without."""
+    shared = family is not None and family.model_type in QWEN_EXPERTS
+    return shared and config.get("shared_expert_intermediate_size") == 0
 
 
 def _groups_of_experts(config: dict[str, Any]) -> bool:

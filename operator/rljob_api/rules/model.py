@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api import names
-from rljob_api.config_json import unfit
+from rljob_api.config_json import Unfit, contradictions, unfit
 from rljob_api.families import FAMILIES, REFUSED, Refusal, family_of, has_delta_nets, language_of
 from rljob_api.rules.engine import SIZES, Violation
 from rljob_api.rules.exact import exact_violations
@@ -51,10 +51,12 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
     if isinstance(kind, str) and kind and kind not in FAMILIES:
         yield _no_family(spec, kind)
         return
-    damaged = [*_value_violations(spec, config)]
-    if damaged:
-        yield from damaged
-        return
+    damaged = [*_value_violations(spec, unfit(config) or contradictions(config))]
+    yield from damaged or fitting_violations(spec, config)
+
+
+def fitting_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """The same, of a config.json of a family whose values fit."""
     config = language_of(config)
     yield from feature_violations(spec, config)
     for check in (_width_violations, _depth_violations, _expert_violations, indexer_violations):
@@ -71,8 +73,8 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
         yield from server_violations(spec, config)
 
 
-def _value_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    for key, value, rule in unfit(config):
+def _value_violations(spec: RLJobSpec, wrong: list[Unfit]) -> Iterator[Violation]:
+    for key, value, rule in wrong:
         shown = "unset" if value is None else as_written(value)
         fix = "restore the file from where the model was published, or use another model"
         yield Violation("spec.model.path", spec.model.path, f"its config.json has {key} = {shown}, which {rule}", fix)

@@ -1,7 +1,7 @@
 """Completes megatron's TransformerConfig, which megatron-bridge calls a provider, from the spec."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.module import MegatronModule
 
 from rljob_api.families import FAMILIES
+from rljob_api.rules.engine import Violation
 from rljob_api.rules.layout import COMPILED
-from rljob_api.rules.model import model_violations
+from rljob_api.rules.model import fitting_violations, model_violations
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.shape import NOMINAL, PassCost, Shape
 from rljob_api.spec import RLJobSpec
@@ -79,13 +80,14 @@ def open_bridge(spec: RLJobSpec) -> AutoBridge:
     Raises ConfigurationError when it is not a model directory, or the model is not supported or does not fit the layout.
     """
     path = spec.model.path
-    _refuse(read_config(path, MODEL), spec)
+    _refuse(model_violations(spec, read_config(path, MODEL)), spec)
     with converting(path, MODEL):
         bridge = AutoBridge.from_hf_pretrained(
             path, dtype=DTYPES[spec.model.dtype], trust_remote_code=spec.model.trust_remote_code
         )
     keep_open(bridge.hf_pretrained, path)
-    _refuse(bridge.hf_pretrained.config.to_dict(), spec)  # again, with defaults for what the file leaves out
+    # again, with defaults for what the file leaves out; some contradict what it says elsewhere, which counts
+    _refuse(fitting_violations(spec, bridge.hf_pretrained.config.to_dict()), spec)
     return bridge
 
 
@@ -114,8 +116,8 @@ def converting(path: str, field: str) -> Iterator[None]:
         raise ConfigurationError(field, path, rule, f"use one of {', '.join(FAMILIES)}") from error
 
 
-def _refuse(config: dict[str, Any], spec: RLJobSpec) -> None:
-    for v in model_violations(spec, config):
+def _refuse(violations: Iterable[Violation], spec: RLJobSpec) -> None:
+    for v in violations:
         raise ConfigurationError(v.field, spec.model.path if v.field == MODEL else v.value, v.rule, v.fix)
 
 
