@@ -74,7 +74,7 @@ def unfit(config: Mapping[str, Any]) -> list[Unfit]:
         *_layer_types(language),
         *_indexers(language),
         *_schedule(language),
-        *_tower(config.get("vision_config") or {}),
+        *_tower(config.get("vision_config") or {}, language),
         *(one for key in ROPES for one in _rope(key, language.get(key))),
     ]
 
@@ -156,11 +156,29 @@ def _schedule(language: Mapping[str, Any]) -> Iterator[Unfit]:
         yield Unfit("index_skip_topk_offset", offset, f"must be from 1 with index_topk_freq = {every}: {why}")
 
 
-def _tower(vision: Mapping[str, Any]) -> Iterator[Unfit]:
+def _tower(vision: Mapping[str, Any], language: Mapping[str, Any]) -> Iterator[Unfit]:
     yield from _counts(vision, OF_THE_TOWER, 1, "vision_config.")
+    for key in (key for key in ("in_channels", "in_chans") if vision.get(key, 3) not in (3, None)):
+        yield Unfit(f"vision_config.{key}", vision[key], "must be 3: pictures have three colours")
+    out, hidden = vision.get("out_hidden_size"), language.get("hidden_size")
+    if None not in (out, hidden) and out != hidden:
+        yield Unfit("vision_config.out_hidden_size", out, f"must be {hidden}, the hidden_size of the language model")
     layers = vision.get("deepstack_visual_indexes")
     if not isinstance(layers, list | None):
         yield Unfit("vision_config.deepstack_visual_indexes", layers, "must be a list")
+    elif layers:
+        yield from _deepstack(layers, vision.get("depth"), language.get("num_hidden_layers"))
+
+
+def _deepstack(layers: list[Any], depth: Any, below: Any) -> Iterator[Unfit]:
+    """What some layers of the tower see is added behind the first layers of the language model, one for each."""
+    key = "vision_config.deepstack_visual_indexes"
+    if _is_count(depth, 1) and not all(_is_count(one, 0) and one < depth for one in layers):
+        yield Unfit(key, layers, f"must name layers of the tower, from 0 to {depth - 1}")
+    elif len({*map(str, layers)}) < len(layers):
+        yield Unfit(key, layers, "must name each layer once")
+    elif _is_count(below, 1) and len(layers) > below:
+        yield Unfit(key, layers, f"must name at most num_hidden_layers = {below} layers")
 
 
 def _rope(key: str, rope: Any) -> Iterator[Unfit]:

@@ -50,3 +50,30 @@ def test_a_language_model_in_a_section_of_its_own_keeps_the_rules() -> None:
     assert odd == ["vocab_size = 101 of a model with a vision tower is not divisible by it"]
     flat = {key: value for key, value in VISION.items() if key != "text_config"} | DENSE | {"model_type": "qwen2_5_vl"}
     assert check(flat | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}) == []
+
+
+@pytest.mark.parametrize(
+    ("vision", "said"),
+    [
+        ({"in_channels": 1}, "vision_config.in_channels = 1, which must be 3: pictures have three colours"),
+        ({"in_chans": 4}, "vision_config.in_chans = 4, which must be 3: pictures have three colours"),
+        (
+            {"out_hidden_size": 32},
+            "vision_config.out_hidden_size = 32, which must be 64, the hidden_size of the language model",
+        ),
+        (
+            {"deepstack_visual_indexes": [0, 2]},
+            "deepstack_visual_indexes = [0, 2], which must name layers of the tower, from 0 to 1",
+        ),
+        ({"deepstack_visual_indexes": [1, 1]}, "deepstack_visual_indexes = [1, 1], which must name each layer once"),
+        (
+            {"depth": 99, "deepstack_visual_indexes": [*range(13)]},
+            "which must name at most num_hidden_layers = 12 layers",
+        ),
+    ],
+)
+def test_a_tower_that_does_not_fit_its_language_model_is_refused(vision: dict[str, Any], said: str) -> None:
+    config = {**VISION, "text_config": DENSE | {"hidden_size": 64}}
+    ((_, rule),) = check(config | {"vision_config": {"depth": 2} | vision})
+    assert said in rule
+    assert check(config | {"vision_config": {"depth": 2, "in_channels": 3, "out_hidden_size": 64}}) == []

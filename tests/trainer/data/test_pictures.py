@@ -83,6 +83,30 @@ def test_an_image_is_cut_as_the_models_own_processor_cuts_it(model: Path) -> Non
         assert found.tokens == reader.tokens(stream.getvalue(), PLACE) == theirs["input_ids"].shape[1]
 
 
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("patch_size", "patch_size"),
+        ("temporal_patch_size", "temporal_patch_size"),
+        ("spatial_merge_size", "merge_size"),
+    ],
+)
+def test_a_processor_that_cuts_otherwise_than_the_tower_reads_is_refused(tmp_path: Path, key: str, name: str) -> None:
+    directory = processor_directory(tmp_path)
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    del config["vision_config"][key]
+    file.write_text(json.dumps(config))
+    before = getattr(reader_of(spec_of(directory))._processor, name)
+    config["vision_config"][key] = before // 2
+    file.write_text(json.dumps(config))
+    said = (
+        rf"its preprocessor_config.json has {name} = {before}, and its config.json vision_config.{key} = {before // 2}"
+    )
+    with pytest.raises(ConfigurationError, match=said):
+        reader_of(spec_of(directory))
+
+
 def test_an_image_is_shown_as_the_model_reads_it(model: Path) -> None:
     reader, draw = reader_of(spec_of(model)), np.random.default_rng(0)
     pixels = draw.integers(0, 256, (24, 40, 3), np.uint8)

@@ -183,13 +183,20 @@ def _file(name: str, place: Place) -> bytes:
         raise place.error(f"its image {path} cannot be read: {error.strerror or error}", fix) from error
 
 
+CUT = {"patch_size": "patch_size", "temporal_patch_size": "temporal_patch_size", "spatial_merge_size": "merge_size"}
+"""Names in a config.json's section of the tower, and in preprocessor_config.json."""
+
+
 class ImageReader:
     """For a job whose rows have images, in the column `key`."""
 
     def __init__(self, model: str, key: str):
-        """`model`: spec.model.path. Raises ConfigurationError when that holds no image processor of the family."""
+        """`model`: spec.model.path. Raises ConfigurationError when that holds no image processor of the family, or one that cuts images otherwise
+        than the model's tower reads them."""
         self.key, self._processor = key, _processor(model)
-        self.token: int = json.loads((Path(model) / "config.json").read_text())["image_token_id"]
+        config = json.loads((Path(model) / "config.json").read_text())
+        _require_same_cut(model, self._processor, config.get("vision_config") or {})
+        self.token: int = config["image_token_id"]
 
     def tokens(self, source: Any, place: Place) -> int:
         """That an image takes, from its size. Raises as `opened`."""
@@ -273,3 +280,14 @@ def _processor(path: str) -> Any:
         fix = "put preprocessor_config.json next to config.json"
         rule = f"no image processor can be loaded from it: {error}"
         raise ConfigurationError("spec.model.path", path, rule, fix) from error
+
+
+def _require_same_cut(path: str, processor: Any, vision: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError where preprocessor_config.json and config.json cut images differently. With smaller squares of patches in the tower
+    only the first part of what it sees would be read, without a word."""
+    for key, name in CUT.items():
+        said, own = vision.get(key), getattr(processor, name)
+        if said is not None and said != own:
+            rule = f"its preprocessor_config.json has {name} = {own}, and its config.json vision_config.{key} = {said}"
+            fix = "restore both files from where the model was published"
+            raise ConfigurationError("spec.model.path", path, rule, fix)
