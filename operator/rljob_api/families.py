@@ -185,6 +185,8 @@ FAMILIES = {
                 "original_max_position_embeddings": 4096,
                 "beta_fast": 32.0,
                 "beta_slow": 1.0,
+                "mscale": None,
+                "mscale_all_dim": None,
                 "truncate": False,
             },
             tools="openai",

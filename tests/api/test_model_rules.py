@@ -37,6 +37,8 @@ ABOVE = {
     "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
 }
 PHI = DENSE | {"model_type": "phi3", "rope_scaling": {"type": "default", "partial_rotary_factor": 0.75}}
+YARN = {"type": "yarn"}
+OSS = DENSE | {"model_type": "gpt_oss", "num_local_experts": 6}
 RULES = [
     (DENSE | {"num_key_value_heads": 3}, {"tensor": 3}, f"{P}.tensor", "num_attention_heads = 8 of the model is not divisible by it"),
     (DENSE | {"num_key_value_heads": 3}, {"tensor": 2}, f"{P}.tensor", "num_key_value_heads = 3 of the model must be a multiple or a divisor of it"),
@@ -51,6 +53,9 @@ RULES = [
     (DENSE | {"model_type": "gpt2"}, {}, M, "its model_type is gpt2"),
     (DENSE | {"rope_scaling": {"type": "dynamic"}}, {}, M, "its rope_type = dynamic is not supported"),
     (DENSE | {"rope_scaling": {"type": "yarn", "attention_factor": 2.0}}, {}, M, "its rope_scaling = {'type': 'yarn', 'attention_factor': 2.0}"),
+    (DENSE | {"rope_scaling": YARN | {"mscale": 0.5}}, {}, M, "its rope_scaling = {'type': 'yarn', 'mscale': 0.5}"),
+    (LATENT | {"rope_scaling": YARN | {"mscale": 0.5, "mscale_all_dim": 0}}, {}, M, "its rope_scaling = {'type': 'yarn', 'mscale': 0.5"),
+    (OSS | {"rope_scaling": YARN | {"mscale": 0.5, "mscale_all_dim": 0.5}}, {}, M, "its rope_scaling = {'type': 'yarn', 'mscale': 0.5"),
     (DENSE | {"mlp_bias": True}, {}, M, "its mlp_bias = True is not supported"),
     (DENSE | {"attention_bias": True}, {}, M, "its attention_bias = True is not supported"),
     (DENSE | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64}, {}, M, "its sliding_window = 64 is not supported"),

@@ -24,7 +24,8 @@ def feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     other_frequencies = any(rope.get(key, number) != number for key, number in published.items())
     unusual = {
         "rope_type": family and rope_type not in family.rotations,
-        "rope_scaling": other_frequencies or (rope_type == "yarn" and rope.get("attention_factor")),
+        "rope_scaling": other_frequencies
+        or (rope_type == "yarn" and (rope.get("attention_factor") or _half_scaled(rope))),
         "rope_parameters": _rope_of_windows(config) != "default",
         "sliding_window": config.get("sliding_window") and config.get("use_sliding_window"),
         "decoder_sparse_step": config.get("decoder_sparse_step", 1) != 1,
@@ -50,6 +51,12 @@ def feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
         if config.get(key) is None:
             rule, fix = f"its config.json has no {key}", "restore the file from where the model was published"
             yield Violation("spec.model.path", spec.model.path, rule, fix)
+
+
+def _half_scaled(rope: dict[str, Any]) -> bool:
+    """Whether YaRN's scale of attention has one of its two numbers only: transformers then takes neither, megatron-core the one."""
+    given = [rope.get("mscale"), rope.get("mscale_all_dim")]
+    return given != [None, None] and not all(given)
 
 
 def _rope_of_windows(config: dict[str, Any]) -> str:
