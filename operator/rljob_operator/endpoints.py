@@ -244,7 +244,7 @@ def _accounts(jobs: Iterable[tuple[CachedJob, JobStatus]], now: float) -> Iterat
     held = GaugeMetricFamily("rljob_job_gpus", "GPUs that the job's pods hold", labels=labels)
     spent = GaugeMetricFamily("rljob_job_gpu_seconds", "GPU-seconds held, by what for", labels=[*labels, "phase"])
     for job, status in jobs:
-        spec, known = job.validation.result.accepted, status.accounting
+        spec, known = job.validation.so_far.accepted, status.accounting
         whose = [job.meta.namespace, job.meta.name, (spec and spec.scheduling.queue) or ""]
         held.add_metric(whose, known.gpus)
         for phase, amount in known.at(now - seconds(known.until)).items():
@@ -253,8 +253,8 @@ def _accounts(jobs: Iterable[tuple[CachedJob, JobStatus]], now: float) -> Iterat
 
 
 def _pods(job: CachedJob) -> float | None:
-    """None: the spec is not valid."""
-    spec = job.validation.result.accepted
+    """None: the spec is not valid, or has not been validated yet."""
+    spec = job.validation.so_far.accepted
     return sum(spec.pod_counts.values()) if spec else None
 
 

@@ -113,6 +113,7 @@ class Operator:
     async def _reconcile_all(self, reconciler: Reconciler, requests: DrainRequests) -> None:
         await self._relist.complete()
         await requests.known()
+        await self._cache.validate()
         log.info("all kinds are listed")
         await self._queue.run(self._metrics.timed(partial(self._reconcile, reconciler)))
 

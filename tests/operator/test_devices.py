@@ -98,6 +98,17 @@ async def test_devices_are_looked_for_only_while_a_job_wants_some() -> None:
     assert inventory.wanted()
 
 
+async def test_a_resource_that_many_jobs_name_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = crowd_with_devices()
+    for name in "abc":
+        crowd.apply(name, 1, trainer={"device": "gpu", "nodes": 1}, rollout={"replicas": 1})
+    await crowd.turns(2)
+    cache, asked = crowd.feed.cache, list[str]()
+    monkeypatch.setattr(cache, "offers", lambda resource: not asked.append(resource))
+    assert not DeviceInventory(crowd.cluster, cache).wanted()
+    assert asked and len(asked) == len(set(asked))
+
+
 async def test_objects_that_cannot_be_read_leave_what_was_known() -> None:
     crowd = crowd_with_devices()
     inventory = DeviceInventory(crowd.cluster, crowd.feed.cache)

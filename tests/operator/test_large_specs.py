@@ -3,7 +3,7 @@
 import asyncio
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,10 @@ from api.specs import raw_spec
 from rljob_api.policy import JobPolicy
 from rljob_api.rules import Violation, validator
 from rljob_operator.cache.jobs import LazyValidation
+from rljob_operator.endpoints import Metrics
 from rljob_operator.reconcile.large_specs import BUSY, FIRST_PAUSE, LargeSpecs
 from rljob_operator.render import render
+from rljob_operator.watch.polled import DeviceInventory
 from simulator.crowd import Crowd
 from simulator.makers import make_job
 from simulator.objects import job_object
@@ -116,6 +118,64 @@ async def test_jobs_beside_a_hostile_one_are_placed() -> None:
     assert len(crowd.on_nodes("good")) == 2
     assert "has 2500 entries; at most 512 are allowed" in crowd.status("wide").message
     assert "must be at most 1024" in crowd.status("many").message
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many specs are validated without a turn of the loop in between, each time."""
+    found, run, admit = [0], asyncio.events.Handle._run, JobPolicy.admit
+
+    def one(handle: asyncio.Handle) -> None:
+        found.append(0)
+        run(handle)
+
+    def admitted(policy: JobPolicy, raw: dict[str, Any], name: str) -> Any:
+        found[-1] += 1
+        return admit(policy, raw, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio.events.Handle, "_run", one)
+        patched.setattr(JobPolicy, "admit", admitted)
+        yield found
+
+
+MANY = 20
+LOOKS: dict[str, tuple[Callable[[Crowd], Awaitable[Any]], int]] = {
+    "for devices": (lambda crowd: DeviceInventory(crowd.cluster, crowd.feed.cache).turn(), 0),
+    "for metrics": (
+        lambda crowd: asyncio.to_thread(list, Metrics(crowd.feed.cache, {}, lambda: 0.0, {}).families()),
+        0,
+    ),
+    "of a scheduling cycle": (lambda crowd: crowd.pass_over("job-7"), MANY),
+    "of a new leader": (lambda crowd: crowd.feed.cache.validate(), MANY),
+}
+"""At all jobs, and how many of them it has to validate."""
+
+
+@pytest.mark.parametrize("look", LOOKS)
+async def test_a_look_at_all_jobs_validates_no_two_new_specs_without_a_turn_of_the_loop(
+    look: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of jobs that are there when an operator starts would cost it the lease."""
+    crowd = Crowd(nodes={"n1": 100})
+    for i in range(MANY):
+        crowd.apply(f"job-{i}", 1)
+    crowd.restart_operator()
+    act, validated = LOOKS[look]
+    with counted(monkeypatch) as found:
+        await asyncio.create_task(act(crowd))
+    assert (max(found) <= 2, sum(found)) == (True, validated), "a job's own pass begins with its own spec"
+
+
+async def test_of_jobs_that_are_new_at_once_the_one_with_priority_is_placed() -> None:
+    """Though another one's pass comes first, and nobody has needed its spec before."""
+    crowd = Crowd(nodes={"n1": 2})
+    crowd.apply("early", 1)
+    crowd.apply("urgent", 1, priority=1)
+    crowd.restart_operator()
+    await crowd.turn(order=["early", "urgent"])
+    await crowd.turns(3)
+    assert (len(crowd.on_nodes("early")), len(crowd.on_nodes("urgent"))) == (0, 2)
 
 
 async def test_a_rule_that_raises_refuses_its_job_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

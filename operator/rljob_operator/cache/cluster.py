@@ -1,5 +1,6 @@
 """The caches of all kinds, and which jobs a change in one of them concerns."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import Any
@@ -160,6 +161,13 @@ class ClusterCache:
 
     def _with_offer(self, node: CachedNode) -> CachedNode:
         return node.offering(*self._offers.get(node.name, NO_OFFER))
+
+    async def validate(self) -> None:
+        """Validates the small specs that nobody has needed yet, with a turn of the event loop after each: it takes milliseconds for one, and seconds
+        for all jobs of a large cluster."""
+        for job in list(self.jobs.values()):
+            if job.validation.waits and job.validation.is_known:
+                await asyncio.sleep(0)
 
     def offers(self, resource: str) -> bool:
         """Whether some node offers the resource itself, and not by devices."""

@@ -46,9 +46,18 @@ class LazyValidation:
     @property
     def is_known(self) -> bool:
         """Whether `result` is final. Validates a small spec."""
-        if self._known is None and extent(self.raw).small:
+        if self.waits:
             self._known = self._validated()
         return self._known is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the spec is small, and nobody has needed its result yet."""
+        return self._known is None and self._is_small
+
+    @cached_property
+    def _is_small(self) -> bool:
+        return extent(self.raw).small
 
     def _validated(self) -> ValidationResult:
         """A rule that raises refuses this job only: whoever looks at all jobs asks for the results of all."""
@@ -61,11 +70,17 @@ class LazyValidation:
     @property
     def result(self) -> ValidationResult:
         """The spec is validated with the administrator's defaults for the fields that it leaves open."""
-        return self._known if self.is_known and self._known else self._meanwhile
+        return self.so_far if self.is_known else self._meanwhile
 
     @result.setter
     def result(self, result: ValidationResult) -> None:
         self._known = result
+
+    @property
+    def so_far(self) -> ValidationResult:
+        """The result if it is known, for whoever looks at all jobs: to validate thousands of specs at once would keep the event loop from renewing
+        the operator's lease. See ClusterCache.validate."""
+        return self._known or self._meanwhile
 
     @property
     def is_unchecked(self) -> bool:

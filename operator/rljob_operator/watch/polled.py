@@ -6,6 +6,7 @@ all namespaces change with every pod that has one.
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -184,12 +185,15 @@ class DeviceInventory:
         return self._cache.offers(resource) and resource not in self._named
 
     def _users(self, plain: Callable[[str], bool]) -> Iterator[Key]:
+        known = functools.cache(
+            plain
+        )  # thousands of jobs name the same few resources, and each answer may look at all nodes
         for job in self._cache.jobs.values():
-            if self._uses(job, plain):
+            if self._uses(job, known):
                 yield job.meta.namespace, job.meta.name
 
     def _uses(self, job: CachedJob, plain: Callable[[str], bool]) -> bool:
-        spec, status = job.validation.result.accepted, job.readable_status
+        spec, status = job.validation.so_far.accepted, job.readable_status
         if spec is None or status is None or status.outcome or not spec.scheduling.facts.assigns_nodes:
             return False
         return uses_devices(spec, job.validation.policy.pod_patch, plain)

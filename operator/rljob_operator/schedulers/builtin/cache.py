@@ -39,8 +39,12 @@ class SchedulerCache:
         entry = self._cache.nodes.get(("", name))
         return entry.value.schedulable if entry else None
 
+    async def validate(self) -> None:
+        """Jobs that have come since the last cycle have requests then, too."""
+        await self._cache.validate()
+
     def pending(self, now: float, but: Collection[Key]) -> list[SchedulingRequest]:
-        """Scheduling requests of all jobs that have one, without the jobs in `but`."""
+        """Scheduling requests of all jobs that have one, without the jobs in `but`, and without those whose specs have not been validated yet."""
         jobs = [job for job in self._cache.jobs.values() if _key(job) not in but]
         before, self._settled = self._settled, {}
         return list(_of_each(jobs, partial(self._request, now=now, before=before)))
@@ -76,7 +80,7 @@ class SchedulerCache:
         if not {one.pod for one in assigned} <= {pod.name for pod in pods}:
             return ()
         control = self._cache.config_maps.get((key[0], names.control(key[1])))
-        return (job, job.validation.result, control and control.value, *pods)
+        return (job, job.validation.so_far, control and control.value, *pods)
 
     def holders(self, below: float) -> list[Holder]:
         """Jobs that hold nodes and have a lower priority than `below`, or are about to give them back."""
@@ -94,7 +98,7 @@ class SchedulerCache:
             return None
         key, now = _key(job), self.now()
         until = None if leaving or status.placement is None else seconds(status.placement.borrowed_until) or None
-        lifecycle = (job.validation.result.accepted or spec).lifecycle
+        lifecycle = (job.validation.so_far.accepted or spec).lifecycle
         left = 0.0 if leaving else remaining(spec, lifecycle, status, now)
         known = [at for at in (until, None if left is None else now + left) if at is not None]
         return Holder(
@@ -117,7 +121,7 @@ class SchedulerCache:
         nodes, too."""
         entry = self._cache.config_maps.get((job.meta.namespace, names.control(job.meta.name)))
         control = entry.value.control if entry and controls(job.meta, entry.value.object) else None
-        own, attempt = job.validation.result.accepted, status.attempt
+        own, attempt = job.validation.so_far.accepted, status.attempt
         if control is None or own is None:
             return control.spec if control else own
         if attempt is None or not is_open(attempt) or control.attempt != attempt.number:
@@ -136,7 +140,7 @@ class SchedulerCache:
         return self._cache.deleted.remembered(job, entry.value.holding(pod) if entry else pod)
 
     def _view(self, job: CachedJob, now: float) -> JobView | None:
-        own, status = job.validation.result.accepted, job.readable_status
+        own, status = job.validation.so_far.accepted, job.readable_status
         spec = self._spec_in_force(job, status) if own and status else None
         if own is None or spec is None or status is None or job.meta.deletion_timestamp:
             return None

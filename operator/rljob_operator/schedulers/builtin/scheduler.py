@@ -262,6 +262,7 @@ class GangScheduler:
         return [node for node in map(self._capacity.free, self._grown) if node]
 
     async def _schedule(self, request: SchedulingRequest, now: float) -> SchedulingResult:
+        await self._cache.validate()
         known = {request.job, *self._assumed, *self._reserved, *self._unschedulable}
         known |= self._unplannable | self._without_pods
         results = await self._place([request, *self._cache.pending(now, known)])
