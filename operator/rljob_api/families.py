@@ -27,14 +27,7 @@ FAMILIES = {
             adapters=ADAPTED,
             tools="llama3_json",
         ),
-        Family(
-            "mistral",
-            "Mistral 7B, Nemo, Small",
-            windows=True,
-            adapters=ADAPTED,
-            values=SILU,
-            tools="mistral",
-        ),
+        Family("mistral", "Mistral 7B, Nemo, Small", windows=True, adapters=ADAPTED, values=SILU, tools="mistral"),
         Family("phi3", "Phi-3, Phi-4", windows=True, adapters=ADAPTED, fused=True, tools="phi4_mini_json"),
         Family(
             "qwen2",
@@ -127,6 +120,7 @@ FAMILIES = {
                 "sliding_window_pattern": (6,),
                 "tie_word_embeddings": (True,),
                 "use_bidirectional_attention": (False,),
+                "use_qk_norm": (True,),
             },
             rope={"factor": 1.0},
         ),

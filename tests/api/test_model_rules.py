@@ -88,6 +88,7 @@ RULES = [
     (GLM | {"rope_parameters": {"partial_rotary_factor": 1.0}}, {}, M, "its rope_scaling = "),
     (GEMMA | {"final_logit_softcapping": 30.0}, {}, M, "its final_logit_softcapping = 30.0 is not supported"),
     (GEMMA | {"use_bidirectional_attention": True}, {}, M, "its use_bidirectional_attention = True is not supported"),
+    (GEMMA | {"use_qk_norm": False}, {}, M, "its use_qk_norm = False is not supported"),
     (GEMMA | {"sliding_window_pattern": 4}, {}, M, "its sliding_window_pattern = 4 is not supported"),
     (GEMMA | {"layer_types": [LOCAL] * 12}, {}, M, "its layer_types = ['sliding_attention', "),
     (GEMMA | {"rope_parameters": {LOCAL: {"rope_type": "linear", "factor": 8.0}}}, {}, M, "its rope_parameters = "),
