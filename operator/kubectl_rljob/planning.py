@@ -46,23 +46,19 @@ from rljob_api.spec import RLJobSpec
 NETWORK = "8x400g"
 """Cards of a node that seconds are modelled with, unless others are named."""
 APART = (
-    *(
-        "metadata.",
-        "spec.scheduling.",
-        "spec.lifecycle.",
-        "spec.checkpoint.",
-        "spec.volumes[",
-        "spec.env[",
-        "spec.envFrom[",
-    ),
-    *(
-        "spec.image",
-        "spec.podSecurity.",
-        "spec.data.train",
-        "spec.data.validation",
-        "spec.data.sources[",
-        "spec.model.path",
-    ),
+    "metadata.",
+    "spec.checkpoint.",
+    "spec.data.sources[",
+    "spec.data.train",
+    "spec.data.validation",
+    "spec.env[",
+    "spec.envFrom[",
+    "spec.image",
+    "spec.lifecycle.",
+    "spec.model.path",
+    "spec.podSecurity.",
+    "spec.scheduling.",
+    "spec.volumes[",
 )
 """Beginnings of fields that no size of the job depends on."""
 NO_OTHERS: Mapping[str, Shape] = {}

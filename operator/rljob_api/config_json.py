@@ -19,13 +19,8 @@ FROM_ONE = (
 )
 FROM_ZERO = (
     *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
-    *(
-        "first_k_dense_replace",
-        "q_lora_rank",
-        "kv_lora_rank",
-        "index_skip_topk_offset",
-        "shared_expert_intermediate_size",
-    ),
+    *("first_k_dense_replace", "q_lora_rank", "kv_lora_rank", "index_skip_topk_offset"),
+    "shared_expert_intermediate_size",
 )
 OF_LATENTS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """What the model of a config.json with `kv_lora_rank` is computed from as well."""
