@@ -125,9 +125,8 @@ def arrival(arriving: Arrival) -> str:
             "limits.memory of their pods has no room for a second copy"
         )
     memory = "on the GPUs" if arriving.where == "gpu" else "in host memory"
-    return (
-        f"Rollout servers receive a new policy while they generate, {memory}: {gib.text(arriving.copies)} GiB per pod"
-    )
+    kept = f"next to the one that they serve, {memory}: {gib.text(arriving.copies)} GiB per pod"
+    return f"Rollout servers receive a new policy {kept}"
 
 
 def pool_cache(pool: str, there: float) -> str:
