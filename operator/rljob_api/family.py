@@ -13,6 +13,22 @@ EXPERTS: tuple[Way, ...] = (*DENSE, "expert")
 TENSOR: tuple[Way, ...] = ("tensor",)
 ATTENTION = ("linear_qkv", "linear_proj")
 ADAPTED = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+PARTS = {
+    "linear_q": "q_proj",
+    "linear_k": "k_proj",
+    "linear_v": "v_proj",
+    "linear_fc1_gate": "gate_proj",
+    "linear_fc1_up": "up_proj",
+}
+"""transformers' names of targets that are parts of a matrix of megatron-core's."""
+MODULES: dict[str, tuple[str, ...]] = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+    **{target: (module,) for target, module in PARTS.items()},
+}
+"""transformers' names, by target."""
 """Matrices of a layer that LoRA can adapt, by megatron-core's names."""
 LATENTS = "queries, keys and values come from latents"
 OF_EXPERTS = "its feed-forward layers are experts"

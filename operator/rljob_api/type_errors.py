@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from rljob_api.family import MODULES
 from rljob_api.text import nearest
 
 LONGEST, QUOTE = 80, "'"
@@ -105,16 +106,8 @@ def _text(value: Any, _: Mapping[str, Any]) -> Sentence:
     return "must be a text", f'write "{as_written(value)}", in quotes' if simple else "write one text"
 
 
-PEFT = {
-    "q_proj": "linear_q",
-    "k_proj": "linear_k",
-    "v_proj": "linear_v",
-    "o_proj": "linear_proj",
-    "gate_proj": "linear_fc1_gate",
-    "up_proj": "linear_fc1_up",
-    "down_proj": "linear_fc2",
-}
-"""Matrices that get adapters, by the names of Hugging Face's models: ours."""
+TARGETS = {modules[0]: target for target, modules in MODULES.items() if len(modules) == 1}
+"""Matrices that get adapters, by transformers' names."""
 ALL = ("all-linear", "all", "all-linear-layers")
 
 
@@ -129,7 +122,7 @@ def _choice(value: Any, ctx: Mapping[str, Any]) -> Sentence:
     expected = ctx.get("expected") or ctx["expected_tags"]
     among = re.split(r", | or ", expected.replace(QUOTE, ""))
     lower = {name.lower(): name for name in among}
-    known = PEFT.get(value) if isinstance(value, str) else None
+    known = TARGETS.get(value) if isinstance(value, str) else None
     near = known if known in among else nearest(value.lower(), lower) if isinstance(value, str) else None
     rule = f"must be {among[0]}" if len(among) == 1 else f"must be one of {', '.join(among)}"
     return rule, f"did you mean {lower.get(near, near)}?" if near else "choose one of them"

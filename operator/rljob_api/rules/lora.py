@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from rljob_api.families import FAMILIES, family_of, targets_of
-from rljob_api.family import ADAPTED, Family
+from rljob_api.family import ADAPTED, MODULES, PARTS, Family
 from rljob_api.rules.engine import COLOCATED, RL, SIZES, TENSOR, Check, Rule, Violation, field, present
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LORA_RANKS, LoraSpec
@@ -54,22 +54,6 @@ OBJECT_RULES = (
 )
 
 FIELD = "spec.model.lora"
-PARTS = {
-    "linear_q": "q_proj",
-    "linear_k": "k_proj",
-    "linear_v": "v_proj",
-    "linear_fc1_gate": "gate_proj",
-    "linear_fc1_up": "up_proj",
-}
-"""transformers' names of targets that are parts of a matrix of megatron-core's."""
-MODULES: dict[str, tuple[str, ...]] = {
-    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
-    "linear_proj": ("o_proj",),
-    "linear_fc1": ("gate_proj", "up_proj"),
-    "linear_fc2": ("down_proj",),
-    **{target: (module,) for target, module in PARTS.items()},
-}
-"""transformers' names, by target."""
 MODULES_OF_FUSED: dict[str, tuple[str, ...]] = {"linear_qkv": ("qkv_proj",), "linear_fc1": ("gate_up_proj",)}
 """transformers' names, by target, in families whose files have these matrices as one tensor."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

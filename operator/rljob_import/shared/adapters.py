@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from rljob_api.rules.lora import MODULES, modules_of, parts_of
+from rljob_api.family import MODULES
+from rljob_api.rules.lora import modules_of, parts_of
 from rljob_api.spec.model import FUSED_TARGETS
 from rljob_import.settings import Settings
 from rljob_import.shared import places

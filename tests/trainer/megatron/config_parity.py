@@ -25,6 +25,8 @@ SEQUENCES = [tuple(DRAW.randrange(4, 120) for _ in range(length)) for length in 
 """Both are longer than any window."""
 ROUNDING = 1e-4
 """Of a log-probability, at most. A field with less effect cannot be distinguished from it."""
+OF_LATENTS = "rms_norm_eps"
+"""transformers has 1e-6 in the norms of latents whatever it says; trainer and vLLM follow it: docs/models.md."""
 OF_THE_MODEL = ("model_type", "architectures", "dtype", "transformers_version")
 """What transformers writes into a config.json on its own."""
 

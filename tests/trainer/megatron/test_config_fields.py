@@ -9,13 +9,11 @@ from extra import extra_but
 from rljob_api.families import has_latent_attention
 from rljob_trainer.failure import ConfigurationError
 from trainer.megatron.config_fields import settings, with_settings
-from trainer.megatron.config_parity import ROUNDING, difference, saved, subject, trained, training, wide
+from trainer.megatron.config_parity import OF_LATENTS, ROUNDING, difference, saved, subject, trained, training, wide
 from trainer.megatron.kinds import KINDS, TIED, make_config
 
 IN_TEST = ("gemma3_text",)
 """In `make test`. Half a minute each."""
-OF_LATENTS = "rms_norm_eps"
-"""transformers has 1e-6 in the norms of latents whatever it says; trainer and vLLM follow it: docs/models.md."""
 WITHOUT_EFFECT = (
     "hf_model_id",
     "hf_config",

@@ -11,6 +11,7 @@ from rljob_api.families import has_latent_attention
 from rljob_api.rules.model import fitting_violations, model_violations
 from trainer.megatron.config_fields import Setting, foreign, settings, with_settings
 from trainer.megatron.config_parity import (
+    OF_LATENTS,
     ROUNDING,
     Subject,
     difference,
@@ -27,8 +28,6 @@ REFUSED = "refused"
 MOST = 12
 """Rows of a kind, each with another value of almost every field: half a minute. Few pairs are left."""
 IN_TEST = ("qwen3_vl",)
-OF_LATENTS = "rms_norm_eps"
-"""transformers has 1e-6 in the norms of latents whatever it says; trainer and vLLM follow it: docs/models.md."""
 
 
 class Comparison:
