@@ -1,6 +1,6 @@
 """What a loop of one's own costs: the same work by the built-in loop and by a script of the official SDK, on this machine.
 
-    python -m benchmarks.service [SEEDS] [--device cpu] [--rounds 2] [--sync merged] [--steps 20] [--prompts 16] [--samples 16]
+    python -m benchmarks.service [SEEDS] [--device cpu] [--rounds 2] [--sync merged] [--steps 20] [--prompts 16 64] [--samples 16]
 
 Both learn the arithmetic example by GRPO with adapters of rank 16, one trainer, one server, and no overlap of sampling and training. They take turns:
 one after the other in the first round, in the other order in the next one, and so on, each time from the beginning, so that what else the machine
@@ -8,8 +8,8 @@ does falls on both. On GPUs the model has 126 M parameters, and trainer and serv
 models, and with `--sync adapters` adapters alone, as a service's server does.
 
 Prints for each run the median seconds of a step after the first three, tokens per second, the mean reward of the first and last five steps, and the
-machine's load; and for each seed the ratio of the tokens per second, of all rounds and of each. The seconds of the script are those of its calls:
-snapshot and sampler, samples, pass, optimizer step.
+machine's load; and for each seed and number of prompts in a step the ratio of the tokens per second, of all rounds and of each. The seconds of the
+script are those of its calls: snapshot and sampler, samples, pass, optimizer step.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--sync", choices=("merged", "adapters"), default="merged")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--prompts", type=int, nargs="+", default=[16], help="of a step")
     parser.add_argument("--samples", type=int, default=16)
     options = parser.parse_args()
     for seed in range(options.seeds):
@@ -69,7 +69,8 @@ def main() -> None:
             made = ["--seed", str(seed), "--architecture", ARCHITECTURES[options.device]]
             made += ["--set", f"trainer.device={options.device}"]
             call(str(EXAMPLES / "arithmetic" / "prepare.py"), str(data), *made)
-            compare(data, options, seed)
+            for prompts in options.prompts:
+                compare(data, argparse.Namespace(**vars(options) | {"prompts": prompts}), seed)
 
 
 def compare(data: Path, options: argparse.Namespace, seed: int) -> None:
@@ -87,7 +88,8 @@ def compare(data: Path, options: argparse.Namespace, seed: int) -> None:
     ratios = [script / own for own, script in zip(rates["built-in"], rates["script"], strict=True)]
     each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
     overall = mean(rates["script"]) / mean(rates["built-in"])
-    print(f"seed {seed}: script / built-in {overall:.2f} of the tokens per second ({each})", flush=True)
+    of = f"seed {seed}, {options.prompts} prompts in a step"
+    print(f"{of}: script / built-in {overall:.2f} of the tokens per second ({each})", flush=True)
 
 
 def report(who: str, seed: int, found: dict[str, list[float]]) -> None:

@@ -372,6 +372,41 @@ def test_the_last_step_is_the_one_that_no_save_in_the_background_is_of(
         assert spec.saves_in_background(after=after) == (expected and asynchronous)
 
 
+def test_a_job_that_only_evaluates_holds_weights_alone() -> None:
+    """And those of the policy alone, unless its task measures others on held-out data, too."""
+    sections: dict[str, Any] = {
+        "data": {"validation": ["/data/heldout.parquet"]},
+        "evaluation": {"only": True},
+        "algorithm": {"kl": {"coefficient": 0.001}, "advantage": "gae"},
+        "critic": {},
+        "reference": {"offload": False},
+        "rewards": [{"model": {"path": "/data/scorer", "offload": False}}],
+        "rollout": {"placement": "colocated", "sampling": {"maxTokens": 1024}, "vllmArgs": {"gpu-memory-utilization": 0.4}},
+    }  # fmt: skip
+    offload = {"parameters": True, "gradients": True, "optimizer": True}
+    own = 2 * QWEN_1_5B.parameters
+    for trainer in ({}, {"offload": offload}, {"offload": {"update": True}}):
+        spec = gpu_spec(processes=1, trainer=trainer, **sections)
+        found = {p.name: p.parts for p in phases(spec, QWEN_1_5B, 80 * GIB)}
+        assert [*found] == ["generate", "sync"]
+        assert found["sync"].weights == pytest.approx(own) and found["sync"].gradients == found["sync"].optimizer == 0
+        assert found["generate"].weights == (0 if "parameters" in trainer.get("offload", {}) else found["sync"].weights)
+        assert host_memory(spec, QWEN_1_5B).offloaded == (
+            found["sync"].weights if found["generate"].weights == 0 else 0
+        )
+    pairs = gpu_spec(
+        processes=1,
+        task="dpo",
+        data={"validation": ["/data/heldout.parquet"]},
+        evaluation={"only": True},
+        reference={"offload": False},
+    )
+    (score,) = phases(pairs, QWEN_1_5B, 80 * GIB)
+    assert score.parts.weights == pytest.approx(2 * own), "the reference is read"
+    assert 0 < score.parts.activations == trainer_memory(pairs, QWEN_1_5B).activations
+    assert trainer_memory(pairs, QWEN_1_5B).activations < trainer_memory(gpu_spec(processes=1), QWEN_1_5B).activations
+
+
 def test_a_reference_that_is_the_base_of_adapters_takes_nothing_of_the_host() -> None:
     model = {"path": "/data/model", "dtype": "bfloat16", "lora": {"rank": 8, "alpha": 8}}
     spec = make_spec(

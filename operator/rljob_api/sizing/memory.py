@@ -133,9 +133,10 @@ def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
 
 
 def _at_most(spec: RLJobSpec, stage: Stage) -> TrainerMemory:
-    """Memory of a stage while the policy trains."""
+    """Memory of a stage while the policy trains or, with evaluation.only, is measured."""
     policy, *others = stage.networks
-    optimizer, activations, logits = policy.optimizer, stage.activations, stage.logits
+    optimizer, logits = policy.optimizer, stage.logits
+    activations = stage.forward if spec.evaluation.only else stage.activations
     if spec.trainer.offload.update:
         optimizer = 0.0
     elif spec.trainer.offload.optimizer:  # it is there only when activations are not
@@ -259,7 +260,7 @@ def _models(networks: Sequence[ModelBytes], busy: Sequence[ModelBytes] = (), *us
 
 
 def _fullest(moments: Iterable[PhaseParts]) -> PhaseParts:
-    return max(moments, key=lambda parts: parts.total)
+    return max(moments, key=lambda parts: parts.total, default=PhaseParts())
 
 
 def outside_tensors(spec: RLJobSpec) -> float:

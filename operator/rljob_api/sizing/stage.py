@@ -277,22 +277,26 @@ def _networks(spec: RLJobSpec, shape: Shape, share: StageLayers) -> list[ModelBy
         dense, experts = own_parameters(shape, lay, layers)
         return trained_network(spec, lay, optimizer, width * (tower - learnt), dense + learnt, experts)
 
-    adam, alone = spec.train.optimizer, _with_further(share, shape, 0)  # only the policy predicts further
+    adam, offload = spec.train.optimizer, spec.trainer.offload
+    alone = _with_further(share, shape, 0)  # only the policy predicts further
     weights = trained(alone, adam).parameters
     policy = trained(share, adam)
-    if spec.adapters:
+    if spec.evaluation.only:
+        policy = ModelBytes(policy.parameters, 0.0, 0.0, Offload())
+        offload = Offload(parameters=offload.parameters)
+    elif spec.adapters:
         adapters = shape.adapters(spec.adapters) * share.layers / lay.tensor
         policy = trained_network(spec, lay, adam, weights, adapters, 0.0)
-    networks = [_offloaded(policy, spec.trainer.offload, adam, width)]
-    if spec.critic and not spec.critic.processes_per_node:
+    networks = [_offloaded(policy, offload, adam, width)]
+    if spec.critic and names.ROLE_CRITIC in spec.shared:
         c = spec.critic
         networks.append(_offloaded(trained(alone, c.optimizer), c.offload, c.optimizer, width))
-    if spec.has_reference and not spec.reference.offload and names.ROLE_REFERENCE not in spec.gangs:
+    if names.ROLE_REFERENCE in spec.shared and not spec.reference.offload:
         networks.append(ModelBytes(weights, 0.0, 0.0, Offload()))
     draft = FLOAT * guessing.draft(spec, shape)
     if draft:
         networks.append(ModelBytes(draft, draft, 2 * draft, Offload(), whole=True))
-    scorers = [r.model for r in spec.rewards if r.model and not r.model.processes_per_node]
+    scorers = [r.model for i, r in enumerate(spec.rewards) if r.model and names.reward_role(i) in spec.shared]
     return networks + [ModelBytes(weights, 0.0, 0.0, Offload(parameters=scorer.offload)) for scorer in scorers]
 
 

@@ -235,6 +235,13 @@ class RLJobSpec(Model):
         return {role: model for role, model in self.models.items() if model.processes_per_node}
 
     @cached_property
+    def shared(self) -> Mapping[str, GangSpec]:
+        """Models besides the policy that the trainer's ranks compute, by role. Those of `task: rl` are read in training only."""
+        if self.evaluation.only and not self.supervised:
+            return {}
+        return {role: model for role, model in self.models.items() if role not in self.gangs}
+
+    @cached_property
     def trainer_ranks(self) -> RankSettings:
         """How the trainer's ranks are set up."""
         return RankSettings(

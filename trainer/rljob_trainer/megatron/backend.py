@@ -27,7 +27,7 @@ FUSED = {
 def describe(config: Any, optimizer: Any) -> str:
     """One line, for example `torch layers, SDPA attention, no fused kernels, torch AdamW, no Apex, gloo`. Rank 0 logs it.
 
-    `config`: the TransformerConfig that the model was built with; `optimizer`: megatron's.
+    `config`: the TransformerConfig that the model was built with; `optimizer`: megatron's; None: nothing is trained.
     """
     fused = [name for name, key in FUSED.items() if getattr(config, key)]
     if has_triton(torch.cuda.is_available()):
@@ -56,6 +56,8 @@ def _attention(config: Any) -> str:
 
 def _adam(optimizer: Any) -> str:
     """Class of the inner optimizer. Chained optimizers all have the same; a rank may hold no shard of some."""
+    if optimizer is None:
+        return "no optimizer"
     parts = getattr(optimizer, "chained_optimizers", [optimizer])
     kinds = [type(part.optimizer) for part in parts if part.optimizer]
     return f"{kinds[0].__module__.partition('.')[0]} {kinds[0].__name__}" if kinds else "no optimizer here"

@@ -65,6 +65,7 @@ class CheckpointedNetwork:
     base: Base | None
     """The base model of its adapters; None: all parameters are trained."""
     optimizer: Any
+    """None: the network does not learn. Then it is loaded, and never saved."""
     scheduler: OptimizerParamScheduler | None
     """None: each step brings its own learning rate."""
     offloader: Offloader
@@ -229,8 +230,9 @@ def _require_networks(held: list[str], state: LiveState) -> None:
 def _put(loaded: dict[str, Any], network: CheckpointedNetwork) -> None:
     for i, module in enumerate(network.modules):
         module.load_state_dict(loaded["model"][i], strict=network.base is None)
-    _keep_settings(loaded["optimizer"], network.optimizer)
-    network.optimizer.load_state_dict(loaded["optimizer"])
+    if network.optimizer:
+        _keep_settings(loaded["optimizer"], network.optimizer)
+        network.optimizer.load_state_dict(loaded["optimizer"])
     if network.scheduler:
         network.scheduler.load_state_dict(loaded["scheduler"])
     if network.draft:
@@ -264,12 +266,15 @@ def _sharded(state: LiveState, metadata: dict[str, Any], loading: bool) -> dict[
 
 def _sharded_network(network: CheckpointedNetwork, metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
     model = {i: _sharded_module(module, network.base, metadata) for i, module in enumerate(network.modules)}
-    optimizer = network.optimizer.sharded_state_dict(dict(model), is_loading=loading, metadata=metadata)
+    optimizer = {}
+    if network.optimizer:
+        states_of = network.optimizer.sharded_state_dict
+        optimizer = {"optimizer": states_of(dict(model), is_loading=loading, metadata=metadata)}
     if not loading:
         _share_out(model)
     schedule = {"scheduler": network.scheduler.state_dict()} if network.scheduler else {}
     draft = {"draft": _sharded_draft(network.draft)} if network.draft else {}
-    return {"model": model, "optimizer": optimizer, **schedule, **draft}
+    return {"model": model, **optimizer, **schedule, **draft}
 
 
 def _sharded_draft(draft: DraftTraining) -> dict[str, ShardedTensor]:

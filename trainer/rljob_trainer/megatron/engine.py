@@ -26,7 +26,7 @@ from rljob_trainer.megatron.draft.training import draft_of
 from rljob_trainer.megatron.frozen import LogProbPass, RewardModels, reference_of
 from rljob_trainer.megatron.memory import Meter
 from rljob_trainer.megatron.model import PolicyModel
-from rljob_trainer.megatron.network import TrainedModel, TrainedNetwork
+from rljob_trainer.megatron.network import EvaluatedNetwork, TrainedModel, TrainedNetwork
 from rljob_trainer.megatron.optimizer import NonFiniteError, update_metrics
 from rljob_trainer.megatron.ownership import Ownership, within_homes
 from rljob_trainer.megatron.packing import MASK, MicroBatch, micro_batch
@@ -55,14 +55,13 @@ class Engine(ModelRanks):
         planner = Planner(spec, layout, self.objective.pairs, self.objective.scores, work_of(spec))
         super().__init__(layout, spec.lifecycle.stall_timeout_seconds, planner)
         self._routed = spec.algorithm.rollout_correction.router_replay == "rollout"
-        self._shared = spec.models.keys() - spec.gangs.keys()
         self._model = self._trained_model()
         self._reference = self._frozen_reference()
         self.draft = draft_of(spec, self._model.modules[0], self._parallel)
         """The draft that is trained with the policy; None: there is none."""
-        self._policy = self._trained_policy()
+        self._policy = self._network_of_policy()
         self._critic = self._trained_critic()
-        self._reward_models = RewardModels(spec, self._shared, self._parallel, heartbeat)
+        self._reward_models = RewardModels(spec, spec.shared, self._parallel, heartbeat)
         self.backend = backend.describe(self._model.config, self._policy.optimizer)
         self.memory = Meter()
         self._staging = Staging()
@@ -219,6 +218,7 @@ class Engine(ModelRanks):
 
     def _learners(self) -> list[tuple[TrainedNetwork, Objective]]:
         critic = self.objective.critic
+        assert isinstance(self._policy, TrainedNetwork), "a job that only evaluates takes no step"
         return ([(self._critic, critic)] if self._critic and critic else []) + [(self._policy, self.objective)]
 
     def _trained_model(self) -> TrainedModel:
@@ -229,15 +229,18 @@ class Engine(ModelRanks):
 
     def _frozen_reference(self) -> LogProbPass | None:
         """The reference, if the objective needs it and it is on these ranks. Must be made while the policy has its initial weights."""
-        if "reference_log_probs" not in self.objective.needs or names.ROLE_REFERENCE not in self._shared:
+        if "reference_log_probs" not in self.objective.needs or names.ROLE_REFERENCE not in self._spec.shared:
             return None
         return reference_of(self._spec, self._model, self._policy_log_probs, self._parallel, self.heartbeat)
 
     def _policy_log_probs(self, micro_batches: Sequence[MicroBatch], temperature: float) -> list[torch.Tensor]:
         return self._policy.log_probs(micro_batches, temperature)
 
-    def _trained_policy(self) -> TrainedNetwork:
+    def _network_of_policy(self) -> EvaluatedNetwork:
+        """Of a job that trains a TrainedNetwork."""
         spec = self._spec
+        if spec.evaluation.only:
+            return EvaluatedNetwork(self._model, spec.trainer.offload, self._parallel, self.heartbeat, self.draft)
         learning = sum(self.objective.learns(step) for step in range(1, spec.train.total_steps + 1))
         optimizer, offload = spec.train.optimizer, spec.trainer.offload
         steps = Amounts.of(spec).updates * learning
@@ -245,7 +248,7 @@ class Engine(ModelRanks):
 
     def _trained_critic(self) -> TrainedNetwork | None:
         spec, critic = self._spec, self._spec.critic
-        if critic is None or names.ROLE_CRITIC not in self._shared:
+        if critic is None or names.ROLE_CRITIC not in spec.shared:
             return None
         model = critic_model(spec, critic, self._parallel)
         steps = Amounts.of(spec).updates * spec.train.total_steps

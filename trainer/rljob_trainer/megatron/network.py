@@ -1,16 +1,17 @@
-"""A model with its forward and backward passes over micro-batches, through megatron's pipeline schedules (Network), and one that is trained, with
-optimizer, schedule and offloading (TrainedNetwork).
+"""A model with its forward and backward passes over micro-batches, through megatron's pipeline schedules (Network), one whose loss is measured and
+whose weights a checkpoint has (EvaluatedNetwork), and one that is trained, with optimizer and schedule (TrainedNetwork).
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
 import torch
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import MegatronModule
 
@@ -201,9 +202,9 @@ class Network:
         model: LoadedModel,
         parallel: ParallelState,
         heartbeat: Callable[[], None],
-        chunks: Sequence[torch.nn.Module] | None = None,
+        chunks: Sequence[torch.nn.Module] = (),
     ) -> None:
-        """`chunks`: the wrapped model chunks; by default they are frozen."""
+        """`chunks`: the wrapped model chunks of one that learns; none: they are frozen."""
         self._vocabulary, self.parallel, self._exact = model.vocabulary, parallel, model.exact
         self.modules = model.modules
         pieces = chunks or freeze(model.modules, model.config)
@@ -224,7 +225,57 @@ class Network:
         return self.passes.forward(micro_batches, lambda m, raw: self.output(m, raw).values())
 
 
-class TrainedNetwork(Network):
+class EvaluatedNetwork(Network):
+    """A model that can be offloaded, and whose loss is measured. By itself it learns nothing, and has neither gradients nor an optimizer."""
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        offload: Offload,
+        parallel: ParallelState,
+        heartbeat: Callable[[], None],
+        draft: DraftTraining | None = None,
+        chunks: Sequence[DistributedDataParallel] = (),
+        optimizer: Any = None,
+    ) -> None:
+        """`draft`: is served with it; `chunks`, `optimizer`: of one that learns."""
+        super().__init__(model, parallel, heartbeat, chunks)
+        self._model, self._draft, self.optimizer = model, draft, optimizer
+        held = offload if chunks else Offload(parameters=offload.parameters)
+        self.offloader = Offloader(held, model.modules, chunks, optimizer)
+
+    def evaluate_loss(self, step: Step, objective: Objective) -> list[Update]:
+        """The same sums as TrainedNetwork.learn, from forward passes only."""
+
+        def measure(micro: MicroBatch, raw: torch.Tensor) -> MetricAccumulator:
+            return self._loss(micro, raw, objective)[1]
+
+        with self.offloader.using("parameters"):
+            parts = (self.passes.forward(batch.micro_batches, measure) for batch in step.batches)
+            sums = [checked(self._over_world(p, objective), partial(objective.check, update=0)) for p in parts]
+        return [Update(s, grad_norm=0.0, learning_rate=0.0, skipped=False) for s in sums]
+
+    def checkpointed(self) -> checkpoint.CheckpointedNetwork:
+        """What a checkpoint has of the network. Must be called inside `offloader.using("parameters", "optimizer")`."""
+        return checkpoint.CheckpointedNetwork(
+            self.modules, self._model.base, self.optimizer, None, self.offloader, self._draft
+        )
+
+    def _loss(
+        self, micro: MicroBatch, raw: torch.Tensor, objective: Objective
+    ) -> tuple[torch.Tensor, MetricAccumulator]:
+        token_loss = objective.loss(micro.columns, micro.sequences, self.output(micro, raw))
+        if token_loss.old_log_probs is not None:
+            micro.columns.setdefault(LOGGED, token_loss.old_log_probs)
+        loss = (micro.columns[f"{objective.prefix}/loss_weights"] * token_loss.loss).sum()
+        return loss, MetricAccumulator.of(loss, token_loss.mask, token_loss.token_metrics)
+
+    def _over_world(self, parts: Sequence[MetricAccumulator], objective: Objective) -> MetricAccumulator:
+        zero = MetricAccumulator.zero(objective.token_metrics, self.parallel.device)
+        return sum(parts, zero).over_world(counts=self.parallel.reports_metrics)
+
+
+class TrainedNetwork(EvaluatedNetwork):
     """A model with an optimizer, trained on an objective."""
 
     def __init__(
@@ -240,14 +291,10 @@ class TrainedNetwork(Network):
     ) -> None:
         """`steps`: optimizer steps of the whole job, over which the learning rate decays; `draft`: is trained in the same passes."""
         chunks = wrap(model.modules, model.config, spec)
-        super().__init__(model, parallel, heartbeat, chunks)
-        self._model, self.chunks, self._draft = model, chunks, draft
-        self.optimizer, self.scheduler = build_optimizer(optimizer, chunks, steps, offload.update)
-        self.offloader = Offloader(offload, model.modules, chunks, self.optimizer)
-        skips = spec.train.on_non_finite == "skip"
-        self._learner = Learner(
-            chunks, self.optimizer, self.scheduler, self.offloader, optimizer.clip_grad, skips, draft
-        )
+        adam, self.scheduler = build_optimizer(optimizer, chunks, steps, offload.update)
+        super().__init__(model, offload, parallel, heartbeat, draft, chunks, adam)
+        self.chunks, skips = chunks, spec.train.on_non_finite == "skip"
+        self._learner = Learner(chunks, adam, self.scheduler, self.offloader, optimizer.clip_grad, skips, draft)
         self._epochs = spec.train.epochs_per_step
 
     def learn(self, step: Step, objective: Objective) -> list[Update]:
@@ -264,17 +311,6 @@ class TrainedNetwork(Network):
             finish_updates(self.chunks)
         return updates
 
-    def evaluate_loss(self, step: Step, objective: Objective) -> list[Update]:
-        """The same sums as `learn`, from forward passes only."""
-
-        def measure(micro: MicroBatch, raw: torch.Tensor) -> MetricAccumulator:
-            return self._loss(micro, raw, objective)[1]
-
-        with self.offloader.using("parameters"):
-            parts = (self.passes.forward(batch.micro_batches, measure) for batch in step.batches)
-            sums = [checked(self._over_world(p, objective), partial(objective.check, update=0)) for p in parts]
-        return [Update(s, grad_norm=0.0, learning_rate=0.0, skipped=False) for s in sums]
-
     def guess_metrics(self) -> dict[str, float]:
         """Of the layer that guesses the token after the next, and of the draft, over the updates since the last call. Collective."""
         layer, draft = self._model.multi_token, self._draft
@@ -282,10 +318,7 @@ class TrainedNetwork(Network):
         return of_layer | (draft.metrics() if draft else {})
 
     def checkpointed(self) -> checkpoint.CheckpointedNetwork:
-        """What a checkpoint saves of the network. Must be called inside `offloader.using("parameters", "optimizer")`."""
-        return checkpoint.CheckpointedNetwork(
-            self.modules, self._model.base, self.optimizer, self.scheduler, self.offloader, self._draft
-        )
+        return replace(super().checkpointed(), scheduler=self.scheduler)
 
     def _gradients(self, batch: MiniBatch, objective: Objective) -> MetricAccumulator:
         with self._draft.listening() if self._draft else nullcontext():
@@ -299,16 +332,3 @@ class TrainedNetwork(Network):
         if self._draft:
             self._draft.learn(micro, raw[0] if self._learnt_only else raw[0][micro.learnt])
         return self._loss(micro, raw, objective)
-
-    def _loss(
-        self, micro: MicroBatch, raw: torch.Tensor, objective: Objective
-    ) -> tuple[torch.Tensor, MetricAccumulator]:
-        token_loss = objective.loss(micro.columns, micro.sequences, self.output(micro, raw))
-        if token_loss.old_log_probs is not None:
-            micro.columns.setdefault(LOGGED, token_loss.old_log_probs)
-        loss = (micro.columns[f"{objective.prefix}/loss_weights"] * token_loss.loss).sum()
-        return loss, MetricAccumulator.of(loss, token_loss.mask, token_loss.token_metrics)
-
-    def _over_world(self, parts: Sequence[MetricAccumulator], objective: Objective) -> MetricAccumulator:
-        zero = MetricAccumulator.zero(objective.token_metrics, self.parallel.device)
-        return sum(parts, zero).over_world(counts=self.parallel.reports_metrics)

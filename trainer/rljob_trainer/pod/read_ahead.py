@@ -57,7 +57,7 @@ class ReadAhead:
 
 def model_directories(spec: RLJobSpec) -> list[Path]:
     """Directories with the weights of all models that the trainer's ranks hold."""
-    models = [spec.model, *(model for role, model in spec.models.items() if role not in spec.gangs)]
+    models = [spec.model, *spec.shared.values()]
     paths = [getattr(m, "path", None) for m in models if not getattr(m, "megatron_checkpoint", None)]
     return list(dict.fromkeys(Path(path) for path in paths if path))
 
