@@ -160,6 +160,9 @@ def serving(service: dict[str, Any], data: Path) -> Iterator[str]:
             assert process.poll() is None, output.read_text()
             time.sleep(0.2)
         yield address[1]
+    except BaseException:
+        print("\n".join(output.read_text().splitlines()[-100:]), flush=True)
+        raise
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(SECONDS)

@@ -21,6 +21,7 @@ MEASURED = [
     ("N", "--size 0.1b --prompts 8 --max-tokens 64", 6.6),
     ("BB2", "--gpus 2", 11.9),
     ("BB2", "--gpus 2 --tensor 2 --prompts 32", 12.5),
+    ("PP", "--size 7b --gpus 2 --pipeline 2 --server-tensor 1 --prompts 32", 12.3),
     ("S", "--size 7b-22-layers --offload --prompts 8", 87.8),
     ("GG", "--size 7b --gpus 2 --tensor 2 --optimizer-on-host --prompts 16", 98.0),
     ("II", f"{ALL} --offload", 434.0),

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from rljob_api.rules.lora import CONFIG, WEIGHTS
-from rljob_trainer.server.sample import _adapter, _of_prompt, _sample, sample
+from rljob_trainer.server.sample import _adapter, _of_prompt, _sample, number_of, sample
 from rljob_trainer.wire.rollout_server import DIGEST, Adapter, SampleRequest, snapshot_digest
 
 
@@ -42,6 +42,21 @@ def test_a_snapshot_that_is_not_what_was_saved_is_refused_also_after_it_was_serv
     weights.write_bytes(damaged)
     with pytest.raises(ValueError, match=f"{tmp_path} is damaged"):
         _adapter(adapter)
+
+
+def test_engines_on_gpus_take_the_numbers_of_snapshots_and_no_two_have_the_same() -> None:
+    """A worker's state on a GPU holds them as 32 bits, where one on a CPU takes any."""
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.worker.gpu.lora_utils import LoraState
+
+    names = [f"{'0123456789abcdef' * 2}-sampler-{i}" for i in range(6000)]
+    numbers = [number_of(name) for name in names]
+    assert len({*numbers}) == len(names) and [number_of(name) for name in names[-100:]] == numbers[-100:]
+    assert number_of(names[0]) not in numbers[1:], "one that was forgotten is no other's"
+    state = LoraState(len(names))
+    for i, (name, number) in enumerate(zip(names, numbers, strict=True)):
+        state.add_request(name, i, LoRARequest(name, number, "/snapshot"))
+    assert state.lora_ids.tolist() == numbers
 
 
 def place(*found: tuple[int, float, int]) -> dict[int, Any]:

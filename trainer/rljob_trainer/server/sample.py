@@ -8,7 +8,7 @@ disconnects, its samples are aborted.
 """
 
 import asyncio
-import hashlib
+import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -141,8 +141,18 @@ def _adapter(adapter: Adapter) -> Any:
         raise ValueError(f"the snapshot {directory} is damaged: {WEIGHTS} is not what was saved. Save it again")
     from vllm.lora.request import LoRARequest  # seconds to import: see generate.sampling_parameters
 
-    number = int.from_bytes(hashlib.sha256(adapter.name.encode()).digest()[:6], "big") + 1
-    return LoRARequest(adapter.name, number, adapter.directory)
+    return LoRARequest(adapter.name, number_of(adapter.name), adapter.directory)
+
+
+_numbers = itertools.count(1)
+
+
+@lru_cache(maxsize=4096)
+def number_of(_snapshot: str) -> int:
+    """By which vLLM tells a snapshot from others. One process serves an engine, and counts: the engine's workers keep numbers of 32 bits
+    (v1/worker/gpu/lora_utils.py, LoraState), in which digests of names would meet. A snapshot that is forgotten gets another number when it comes
+    again, and is read again."""
+    return next(_numbers)
 
 
 @lru_cache(maxsize=1024)
