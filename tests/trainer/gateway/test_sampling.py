@@ -15,6 +15,7 @@ from rljob_trainer.gateway import samples, servers
 from rljob_trainer.gateway.clients import BusyError
 from rljob_trainer.gateway.listening import ListeningClock
 from rljob_trainer.gateway.policies import ServedPolicies
+from rljob_trainer.gateway.registry import seed_of
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.servers import SamplingServers
 from rljob_trainer.gateway.service import UnknownError
@@ -337,3 +338,9 @@ async def test_a_sample_that_is_asked_for_again_after_it_was_cancelled_is_comple
     may_answer.set()
     (completed,), _ = await asked.completions.after("s:sample:0:0", 0, 5.0)
     assert (completed.name, completed.failed) == (name, False)
+
+
+def test_samples_for_which_no_client_named_a_seed_have_none_in_common() -> None:
+    """vLLM adds a sample's index to its request's seed. Of one prompt, equal seeds are equal samples."""
+    seeds = [seed_of(f"0123456789abcdef:sample:0:{request}") + i for request in range(10_000) for i in range(16)]
+    assert len({*seeds}) == len(seeds) and max(seeds) < 2**62

@@ -240,5 +240,7 @@ def sampler_name(session: str, number: int) -> str:
 
 
 def seed_of(name: str) -> int:
-    """A seed for what a client gave none: the same whenever it is asked for."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:3], "big")
+    """A seed for what a client gave none: the same whenever it is asked for.
+
+    48 bits, so that requests have no sample in common: with 24, of ten thousand for 16 samples each of one prompt some hundred had one."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
