@@ -100,6 +100,9 @@ def choices(spec: RLJobSpec, shape: Shape, updated: bool) -> Iterator[Choice]:
 def _pools(spec: RLJobSpec) -> Iterator[tuple[int, int]]:
     """Tensor parallelism and number of servers, on as many GPUs as the job's servers have."""
     rollout = spec.rollout
+    if rollout.servers_per_gpu > 1:  # those that share a GPU have no other
+        yield 1, rollout.replicas
+        return
     for tensor in divisors(spec.trainer.processes_per_node):
         if not rollout.servers:  # on the trainer's GPUs, or none
             yield tensor, rollout.replicas

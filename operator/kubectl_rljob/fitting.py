@@ -112,7 +112,8 @@ def short_cache(spec: RLJobSpec, cache: CacheMemory) -> Iterator[Violation]:
     rule = f"the cache of a server has {_room(spec, cache)}, and vLLM starts with no less"
     if size := given.get(CACHE_SIZE):
         needed = math.ceil(cache.there * longest_context(spec) * spec.rollout.data_parallel / cache.tokens)
-        yield Violation(f"{field}.vllmArgs.{CACHE_SIZE}", str(size), rule, f"set at least {needed}, or remove it")
+        removable = ", or remove it" if spec.rollout.servers_per_gpu == 1 else ""
+        yield Violation(f"{field}.vllmArgs.{CACHE_SIZE}", str(size), rule, f"set at least {needed}{removable}")
     else:
         fix = f"raise it, or gpu-memory-utilization in {field}.vllmArgs, or lower {field}.sampling.maxTokens"
         yield Violation(f"{field}.tensorParallel", str(spec.rollout.tensor_parallel), rule, fix)

@@ -171,7 +171,8 @@ class Plan:
         estimates = [Estimate("trainer", asdict(trainer))]
         estimates += [Estimate(role, asdict(held)) for role, held in self._gangs().items()]
         if wanted_servers(spec):
-            estimates.append(Estimate("rollout", {"weights": rollout_memory(spec, shape).weights}))
+            weights = spec.rollout.servers_per_gpu * rollout_memory(spec, shape).weights
+            estimates.append(Estimate("rollout", {"weights": weights}))
         pools = [pool for pool in spec.pools if pool.name in self.others]
         return estimates + [
             Estimate(pool.name, {"weights": pool_weights(pool, self.others[pool.name])}) for pool in pools

@@ -71,6 +71,11 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     ({"rollout": COLOCATED | {"pipelineParallel": 2}}, "spec.rollout.pipelineParallel"),
     ({"rollout": COLOCATED | {"dataParallel": 2, "expertParallel": True}}, "spec.rollout.dataParallel"),
+    ({"rollout": {"serversPerGpu": 2}}, "spec.rollout.serversPerGpu"),
+    (
+        {"rollout": COLOCATED | {"serversPerGpu": 2, "tensorParallel": 2}, "trainer": {"processesPerNode": 2}},
+        "spec.rollout.serversPerGpu",
+    ),
     *(
         broken
         for servers, name in SERVERS

@@ -84,6 +84,10 @@ def test_colocated_servers_are_counted_by_the_ranks_and_are_all_required() -> No
     )
     assert (servers_per_pod(spec), required_servers(spec), wanted_servers(spec)) == (4, 12, 12)
     assert (spec.rollout.pods, spec.rollout.required) == (0, 0)
+    sharing = make_spec(
+        trainer={"nodes": 3, "processesPerNode": 8}, rollout={"placement": "colocated", "serversPerGpu": 4}
+    )
+    assert (servers_per_pod(sharing), required_servers(sharing), wanted_servers(sharing)) == (32, 96, 96)
     separate = make_spec(rollout={"replicas": 4, "minReplicas": 2})
     assert (servers_per_pod(separate), required_servers(separate), wanted_servers(separate)) == (0, 2, 4)
 

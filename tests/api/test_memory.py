@@ -7,13 +7,15 @@ import pytest
 from api.sized import GIB, MOE, QWEN_1_5B, gpu_spec
 from api.specs import make_spec
 from rljob_api.sizing import guessing
-from rljob_api.sizing.host import PROCESSES, HostMemory, host_memory
+from rljob_api.sizing.host import FURTHER_SERVER, PROCESSES, HostMemory, host_memory
 from rljob_api.sizing.layout import spec_of_gang
 from rljob_api.sizing.memory import (
     SERVER_OVERHEAD,
     TRAINER_OVERHEAD,
     PhaseMemory,
     PhaseParts,
+    cache_memory,
+    in_flight,
     phases,
     rollout_memory,
     trainer_memory,
@@ -464,3 +466,40 @@ def test_a_cache_of_a_given_size_bounds_the_server() -> None:
     vllm = {"vllmArgs": {"kv-cache-memory-bytes": 10 * GIB}}
     rollout = {"placement": "colocated"} | vllm
     assert by_phase(gpu_spec(processes=1, rollout=rollout))["generate"].server == 2 * QWEN_1_5B.parameters + 10 * GIB
+
+
+def sharing(servers: int) -> RLJobSpec:
+    """16 samples on two GPUs, each with so many servers of 10 GiB for keys and values."""
+    vllm = {"vllmArgs": {"kv-cache-memory-bytes": 10 * GIB}}
+    rollout = {"placement": "colocated", "serversPerGpu": servers, "sampling": {"maxTokens": 8}}
+    return gpu_spec(processes=2, rollout=rollout | vllm)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 4])
+def test_a_gpu_holds_weights_cache_buckets_and_contexts_of_each_of_its_servers(servers: int) -> None:
+    found, weights = by_phase(sharing(servers)), 2 * QWEN_1_5B.parameters
+    for phase in ("generate", "save"):
+        assert found[phase].server == servers * (weights + 10 * GIB)
+    assert found["sync"].server == servers * weights
+    assert found["sync"].parts.buckets == (2 + 2 * servers) * COLOCATED_BUCKET, (
+        "two of the rank, and two of each server"
+    )
+    assert {p.parts.outside for p in found.values()} == {TRAINER_OVERHEAD + servers * SERVER_OVERHEAD}
+    for phase in ("score", "train"):
+        alone = by_phase(sharing(1))[phase]
+        assert found[phase].total == alone.total + (servers - 1) * SERVER_OVERHEAD, "servers sleep"
+
+
+@pytest.mark.parametrize("servers", [1, 2, 4])
+def test_the_cache_is_that_of_one_server_with_its_part_of_the_samples(servers: int) -> None:
+    spec = sharing(servers)
+    assert in_flight(spec) == 16 / 2 / servers
+    cache = cache_memory(spec, QWEN_1_5B, 140 * GIB)
+    assert (cache.there, cache.wanted) == (10 * GIB, cache_memory(sharing(1), QWEN_1_5B, 140 * GIB).wanted / servers)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 4])
+def test_a_host_has_the_processes_of_each_further_server(servers: int) -> None:
+    held = host_memory(sharing(servers), QWEN_1_5B)
+    assert held.processes == 2 * (PROCESSES + (servers - 1) * FURTHER_SERVER)
+    assert (held.checkpoint, held.offloaded) == (host_memory(sharing(1), QWEN_1_5B).checkpoint, 0)

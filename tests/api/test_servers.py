@@ -1,5 +1,7 @@
 """Servers that consist of several pods: how many there are, and what each has, holds and sends."""
 
+from typing import Any
+
 import pytest
 
 from api.specs import make_spec, raw_spec
@@ -7,7 +9,7 @@ from rljob_api.rules import validate
 from rljob_api.sizing import network
 from rljob_api.sizing.layout import required_pods, required_servers, servers_per_pod, wanted_servers
 from rljob_api.sizing.memory import GIB, cache_memory, rollout_memory
-from rljob_api.sizing.replica import arrival, parameters, sent_per_token, sequences
+from rljob_api.sizing.replica import arrival, parameters, sent_per_token, sequences, server_defaults
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.processes import Servers
@@ -92,6 +94,73 @@ def test_a_colocated_server_has_the_gpus_of_all_its_copies() -> None:
         "spec.rollout.dataParallel = 2: spec.trainer.processesPerNode = 2 is not divisible by spec.rollout.tensorParallel = 2 "
         "times it; lower it, or raise spec.trainer.processesPerNode"
     )
+
+
+CACHE, SHARE = "kv-cache-memory-bytes", "gpu-memory-utilization"
+SHARING = {"placement": "colocated", "serversPerGpu": 2, "sampling": {"maxTokens": 8}}
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("rollout", "broken"),
+    [
+        (
+            SHARING | {"placement": "separate"},
+            "spec.rollout.serversPerGpu = 2: only colocated servers share a GPU; those of spec.rollout.placement = separate have GPUs of "
+            "their own; remove it, or set spec.rollout.placement: colocated",
+        ),
+        (
+            SHARING | {"tensorParallel": 2, "vllmArgs": {CACHE: GIB}},
+            "spec.rollout.serversPerGpu = 2: only servers on one GPU each share it, and the GPUs of a server are tensorParallel = 2 times "
+            "dataParallel = 1; remove it, or set both to 1",
+        ),
+        (SHARING | {"vllmArgs": {CACHE: GIB}}, ""),
+    ],
+    ids=["servers in pods of their own", "a server of two GPUs", "two servers on each GPU"],
+)
+def test_only_colocated_servers_of_one_gpu_share_it(device: str, rollout: dict[str, Any], broken: str) -> None:
+    found = validate(raw_spec(trainer={"device": device, "processesPerNode": 2}, rollout=rollout), "demo").violations
+    assert [*map(str, found)] == ([broken] if broken else [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "broken"),
+    [
+        (
+            {},
+            [
+                f"spec.rollout.vllmArgs.{CACHE} = unset: 2 servers on each GPU start at the same time, so that none can measure what is free "
+                "for its cache; set the bytes of each server's cache"
+            ],
+        ),
+        (
+            {CACHE: GIB, SHARE: 0.25},
+            [
+                f"spec.rollout.vllmArgs.{SHARE} = 0.25: with 2 servers on each GPU, {CACHE} says what each takes; remove it"
+            ],
+        ),
+        ({CACHE: GIB}, []),
+    ],
+)
+def test_servers_that_share_a_gpu_have_caches_of_a_given_size(arguments: dict[str, Any], broken: list[str]) -> None:
+    """Those of a rank on CPU, and a single one, need none."""
+    gpu, rollout = {"device": "gpu"}, SHARING | {"vllmArgs": arguments}
+    assert [*map(str, validate(raw_spec(trainer=gpu, rollout=rollout), "demo").violations)] == broken
+    for trainer, servers in (({"device": "cpu"}, 2), (gpu, 1)):
+        spec = raw_spec(trainer=trainer, rollout=rollout | {"serversPerGpu": servers})
+        assert validate(spec, "demo").violations == ()
+
+
+@pytest.mark.parametrize("servers", [0, 5])
+def test_a_gpu_has_one_to_four_servers(servers: int) -> None:
+    (violation,) = validate(raw_spec(rollout=SHARING | {"serversPerGpu": servers}), "demo").violations
+    assert violation.field == "spec.rollout.serversPerGpu"
+
+
+def test_servers_that_start_at_the_same_time_ask_for_equal_parts_of_the_share_of_one() -> None:
+    """vLLM does not start a server for whose share the GPU has too little left (v1/worker/utils.py, request_memory)."""
+    shares = {n: make_spec(trainer={"device": "gpu"}, rollout=SHARING | {"serversPerGpu": n}) for n in (1, 2, 4)}
+    assert {n: server_defaults(spec)[SHARE] for n, spec in shares.items()} == {1: 0.5, 2: 0.25, 4: 0.125}
 
 
 DENSE = Shape(10, 64, 8, 2, 16, 256, 1000)

@@ -191,3 +191,17 @@ def test_all_servers_that_are_wanted_generate_however_few_are_required() -> None
 
     assert generate(8, 1) == generate(8, 8)
     assert generate(8, 1) < generate(4, 1) / 1.5 < generate(1, 1) / 4
+
+
+@pytest.mark.parametrize(("servers", "gib"), [(2, 16), (4, 8)])
+def test_servers_that_share_a_gpu_are_modelled_as_one_with_all_their_samples(servers: int, gib: int) -> None:
+    """Also where the cache has room for a part of them. That they are faster was measured once, and without a job."""
+
+    def taken(servers: int, cache: float) -> Speed:
+        arguments = {"vllmArgs": {"kv-cache-memory-bytes": int(cache * 2**30)}}
+        rollout = {"serversPerGpu": servers} | arguments
+        return step(QWEN_7B, trainer={"processesPerNode": 1}, rollout=rollout, train={"promptsPerStep": 256})
+
+    assert taken(servers, gib) == taken(1, 32)
+    assert taken(servers, gib / 8) == taken(1, 4)
+    assert taken(1, 4).generate > 2 * taken(1, 32).generate

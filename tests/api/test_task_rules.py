@@ -42,6 +42,7 @@ VALUES: dict[str, Any] = {
     "critic": {},
     "reference": {"offload": False},
     "rollout.placement": "colocated",
+    "rollout.serversPerGpu": 2,
     "rollout.minReplicas": 0,
     **dict.fromkeys((f"rollout.{name}" for name in ("nodes", "tensorParallel", "pipelineParallel")), 2),
     "rollout.dataParallel": 2,

@@ -1,6 +1,7 @@
 """What `plan` says of the memory of GPUs and hosts, and of a volume's space."""
 
 import json
+import re
 
 import pytest
 
@@ -145,3 +146,30 @@ def test_the_numbers_are_there_in_bytes(capsys: pytest.CaptureFixture[str]) -> N
         assert phase["total"] == pytest.approx(phase["state"] + phase["estimate"] + phase["server"], abs=2)
         parts = ("weights", "gradients", "optimizer", "activations", "logits", "buckets", "outside", "server")
         assert phase["total"] == pytest.approx(sum(phase[part] for part in parts), abs=4)
+
+
+def test_the_cache_is_said_of_each_server_of_a_gpu_and_the_phases_count_all(capsys: pytest.CaptureFixture[str]) -> None:
+    """14.2 GiB of weights and 8 for the cache, twice; a checkpoint is written meanwhile."""
+    sharing = ("rollout.serversPerGpu=2", "rollout.vllmArgs={kv-cache-memory-bytes: 8589934592}")
+    settings = [word for setting in sharing for word in ("--set", setting)]
+    assert plan("--gpu", "H100-80g", *settings) == 0
+    out = capsys.readouterr().out
+    line = (
+        "KV cache of each of the 2 servers on a GPU: at most 8.0 GiB, 149,797 tokens; 10.5 GiB would hold all samples"
+    )
+    assert f"\n{line} in flight at their longest\n" in out
+    assert re.search(r"\nsave .* 44\.4 +\d", out) and re.search(r"\nsync .* 28\.4 +\d", out)
+    assert plan(*settings) == 0
+    out = capsys.readouterr().out
+    assert (
+        "\nKV cache of each of the 2 servers on a GPU: 10.5 GiB would hold all samples in flight at their longest; --gpu"
+        in out
+    )
+    assert re.search(r"\nrollout +28.\d ", out), "weights of both"
+
+
+def test_a_cache_that_several_servers_need_cannot_be_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    small = "rollout.vllmArgs={kv-cache-memory-bytes: 1048576}"
+    for servers, removable in ((1, True), (2, False)):
+        assert plan("--gpu", "H100-80g", "--set", f"rollout.serversPerGpu={servers}", "--set", small) == 1
+        assert (", or remove it" in capsys.readouterr().out.partition("fix: set at least ")[2]) == removable

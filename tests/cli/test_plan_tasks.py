@@ -21,6 +21,7 @@ GIVEN: dict[str, Any] = {
     "trainer": {"processesPerNode": 8, "parallelism": {"tensor": 2}},
     "volumes": [{"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}],
 }
+CACHES = "rollout.vllmArgs={kv-cache-memory-bytes: 8589934592}"
 SUPERVISED = ("sft", "dpo", "rewardModel", "pretrain")
 
 
@@ -129,6 +130,8 @@ def test_a_job_that_does_not_fit_has_no_seconds(gpu: str, seconds: bool, capsys:
     ("settings", "row"),
     [
         ([], "rollout (colocated) 0 - 0"),
+        (["rollout.serversPerGpu=2", CACHES], "rollout (colocated, 2 servers on each GPU) 0 - 0"),
+        (["rollout.serversPerGpu=3", "trainer.device=cpu"], "rollout (colocated, 3 servers of each rank) 0 - 0"),
         (["rollout={placement: separate, replicas: 2, sampling: {maxTokens: 64}}"], "rollout 2 1 2"),
         (["rollout={placement: separate, replicas: 0, sampling: {maxTokens: 64}}", "train.batches={replay: /data/b}"], "rollout 0 - 0"),
     ],

@@ -334,3 +334,15 @@ def test_a_split_that_is_faster_is_shown_with_its_options(capsys: pytest.Capture
         r"split otherwise, (\d+) GPUs for training and (\d+) for generation, have", capsys.readouterr().out
     )
     assert found and int(found[1]) + int(found[2]) == 16 and int(found[1]) > 4
+
+
+def test_servers_that_share_a_gpu_keep_their_number_and_are_cut_over_no_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sharing = {"rollout.serversPerGpu": 2, "rollout.vllmArgs": {"kv-cache-memory-bytes": 8 * GIB}}
+    found = suggested(capsys, "qwen2.5-7b-gsm8k", *options(sharing))
+    assert found["suggestions"]
+    assert not [path for s in found["suggestions"] for path in s["settings"] if path.startswith("rollout.")]
+    assert not [reason for reason in found["reasons"] if "rollout" in reason]
+    main(command("qwen2.5-7b-gsm8k", "--suggest", *options(sharing)))
+    assert re.search(r"^1 .* 2 x tp1 ", capsys.readouterr().out, re.MULTILINE), "the column of servers"

@@ -74,16 +74,19 @@ def of_host(role: str, memory: HostMemory | RolloutHost, limit: float) -> list[s
     return [f"{line}; limits.memory: {shown}{over}"]
 
 
-def cache(memory: CacheMemory, device: Gpu | None) -> str:
-    """One line, apart from what has to be there: a smaller cache is slower and not wrong."""
-    wanted = f"{gib.text(memory.wanted)} GiB per GPU would hold all samples in flight at their longest"
+def cache(memory: CacheMemory, device: Gpu | None, sharing: int) -> str:
+    """One line, apart from what has to be there: a smaller cache is slower and not wrong. `sharing`: servers on each GPU."""
+    of_one, size = f"each of the {sharing} servers on a GPU", "GiB"
+    if sharing == 1:
+        of_one, size = "a server", "GiB per GPU"
+    wanted = f"{gib.text(memory.wanted)} {size} would hold all samples in flight at their longest"
     if not device:
-        return f"KV cache of a server: {wanted}; --gpu says how much there is"
+        return f"KV cache of {of_one}: {wanted}; --gpu says how much there is"
     if memory.there <= 0:
         return (
             f"No KV cache of a server: its weights take {gib.text(-memory.there)} GiB per GPU more than vLLM may have"
         )
-    return f"KV cache of a server: at most {gib.text(memory.there)} GiB per GPU, {memory.tokens:,.0f} tokens; {wanted}"
+    return f"KV cache of {of_one}: at most {gib.text(memory.there)} {size}, {memory.tokens:,.0f} tokens; {wanted}"
 
 
 def ways(of_servers: ServerWays, spec: RLJobSpec, uncertain: str) -> str:

@@ -64,7 +64,7 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
         if host := plan.host():
             blocks += estimates.of_host("trainer", host, plan.spec.trainer.template.memory_limit)
         if cache := plan.cache():
-            blocks += [estimates.cache(cache, plan.device)]
+            blocks += [estimates.cache(cache, plan.device, plan.spec.rollout.servers_per_gpu)]
         if ways := plan.ways():
             blocks += [estimates.ways(ways, plan.spec, plan.uncertain_room())]
         if uncounted := plan.not_counted():
@@ -159,10 +159,17 @@ def pods(spec: RLJobSpec) -> str:
 
 def _of_role(role: Role, spec: RLJobSpec) -> tuple[Any, ...]:
     if not role.pods:  # rollouts alone may have none
-        return (f"{role.name} (colocated)" if spec.rollout.placement == "colocated" else role.name, 0, "-", 0)
+        return (f"{role.name} ({_colocated(spec)})" if spec.rollout.placement == "colocated" else role.name, 0, "-", 0)
     workers = spec.workers.get(role.name)
     fewest = f"{workers.fewest} to " if workers and workers.autoscaling else ""
     return (role.name, f"{fewest}{role.pods}", role.processes_per_pod, role.gpus)
+
+
+def _colocated(spec: RLJobSpec) -> str:
+    """With how many servers there are where several share a GPU."""
+    servers = spec.rollout.servers_per_gpu
+    where = "on each GPU" if spec.trainer.device == "gpu" else "of each rank"
+    return f"colocated, {servers} servers {where}" if servers > 1 else "colocated"
 
 
 def images(spec: RLJobSpec) -> str:

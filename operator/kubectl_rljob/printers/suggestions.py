@@ -12,6 +12,7 @@ from rljob_api import names
 from rljob_api.sizing.devices import GIB
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.roles import RolloutSpec
 
 ON_HOST = "With the optimizer on GPUs none fits into 95 %: its steps are taken on the host (docs/sizing.md#optimizer-steps-on-the-host)."
 
@@ -68,13 +69,19 @@ def _cells(suggestion: Suggestion) -> dict[str, str]:
         "TRAINER": str(Layout.of(spec, names.ROLE_TRAINER)),
         "RECOMPUTE": spec.trainer.recompute.granularity,
         "MICRO-BATCH": f"{spec.train.tokens_per_micro_batch:,}",
-        **({"SERVER": f"tp{spec.rollout.tensor_parallel}"} if cache else {}),
+        **({"SERVER": _server(spec.rollout)} if cache else {}),
         "GIB OF A GPU": max((gib.whole(phase.parts) for phase in plan.phases()), key=float),
         "OF A HOST": f"{host.total / GIB:.0f}",
         **({"KV CACHE": gib.text(cache.there)} if cache else {}),
         **{name.upper(): f"{seconds:.1f}" for name, seconds in suggestion.speed.phases.items()},
         "TOKENS/S": f"{suggestion.speed.tokens_per_second:,.0f}",
     }
+
+
+def _server(rollout: RolloutSpec) -> str:
+    """How it is cut, and how many share a GPU where several do."""
+    sharing = f"{rollout.servers_per_gpu} x " if rollout.servers_per_gpu > 1 else ""
+    return f"{sharing}tp{rollout.tensor_parallel}"
 
 
 def _options(settings: dict[str, Any]) -> str:

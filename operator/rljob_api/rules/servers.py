@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 
-from rljob_api.rules.engine import COLOCATED, Check, Expression, Rule, field, present
+from rljob_api.rules.engine import COLOCATED, Check, Expression, Rule, Violation, field, present
+from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import MOST_PROCESSES
+from rljob_api.type_errors import as_written
 
+CACHE, SHARE = "kv-cache-memory-bytes", "gpu-memory-utilization"
 INTERRUPT = field("rollout.interrupt")
 SIZES = ("tensorParallel", "pipelineParallel", "dataParallel")
 
@@ -73,6 +76,9 @@ WITHOUT_COPIES = {
 }
 """The same of one with data-parallel copies."""
 
+SHARING = field("rollout.serversPerGpu")
+TENSOR, COPIES = (field(f"rollout.{name}").named(name) for name in ("tensorParallel", "dataParallel"))
+
 OBJECT_RULES = (
     *_rules("rollout."),
     *_rules(items="pools"),
@@ -98,5 +104,37 @@ OBJECT_RULES = (
         )
         for problem, needed in without.items()
     ),
+    Rule(
+        "rollout.serversPerGpu",
+        SHARING.equals(1) | COLOCATED,
+        "only colocated servers share a GPU; those of {0} have GPUs of their own",
+        "remove it, or set spec.rollout.placement: colocated",
+        (field("rollout.placement"),),
+    ),
+    Rule(
+        "rollout.serversPerGpu",
+        COLOCATED.implies(SHARING.equals(1) | (TENSOR * COPIES).equals(1)),
+        "only servers on one GPU each share it, and the GPUs of a server are {0} times {1}",
+        "remove it, or set both to 1",
+        (TENSOR, COPIES),
+    ),
 )
-RULES: tuple[Check, ...] = OBJECT_RULES
+
+
+def sharing_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Servers of the same GPU start at the same time: none can measure what is free, and vLLM's profiling fails. So each has a cache of a given size,
+    and no share."""
+    servers, given = spec.rollout.servers_per_gpu, spec.rollout.vllm_args
+    if servers == 1 or spec.rollout.placement != "colocated" or spec.trainer.device != "gpu":
+        return
+    if given.get(CACHE) is None:
+        rule = (
+            f"{servers} servers on each GPU start at the same time, so that none can measure what is free for its cache"
+        )
+        yield Violation(f"spec.rollout.vllmArgs.{CACHE}", "unset", rule, "set the bytes of each server's cache")
+    if SHARE in given:
+        rule = f"with {servers} servers on each GPU, {CACHE} says what each takes"
+        yield Violation(f"spec.rollout.vllmArgs.{SHARE}", as_written(given[SHARE]), rule, "remove it")
+
+
+RULES: tuple[Check, ...] = (*OBJECT_RULES, sharing_violations)

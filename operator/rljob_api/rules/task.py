@@ -115,6 +115,7 @@ READERS: dict[str, tuple[Task, ...]] = {
     "critic": ("rl",),
     "reference": ("rl", "dpo"),
     "rollout.placement": ("rl",),
+    "rollout.serversPerGpu": ("rl",),
     "rollout.minReplicas": ("rl",),
     "rollout.nodes": GENERATING,
     "rollout.tensorParallel": GENERATING,

@@ -101,6 +101,7 @@ WORDS: dict[str, str] = {
     "rollout": "actor_infer",
     "rollout.placement": "colocate colocated colocate_all hybrid_engine",
     "rollout.replicas": "num_engines vllm_num_engines num_replicas num_servers servers",
+    "rollout.serversPerGpu": "engines_per_gpu servers_per_device replicas_per_gpu",
     "rollout.tensorParallel": "tp tp_size tensor_parallel_size tensor_model_parallel_size vllm_tensor_parallel_size gpus_per_engine",
     "rollout.nodes": "nnodes num_nodes nodes_per_engine nodes_per_replica",
     "rollout.pipelineParallel": "pp pp_size pipeline_parallel_size pipeline_model_parallel_size",

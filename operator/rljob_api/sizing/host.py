@@ -17,6 +17,8 @@ from rljob_api.spec import RLJobSpec
 
 PROCESSES = 6.5 * 2**30
 """Bytes for each GPU that the processes of a rank and of a colocated server hold besides: eleven jobs on one to four GPUs, within 1.3 GiB."""
+FURTHER_SERVER = PROCESSES / 2
+"""Bytes that each further server on the same GPU holds: half of what a rank and a server do, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,12 @@ class HostMemory:
 def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
     ranks, every = spec.trainer.processes_per_node, stages(spec, shape)
     served = servers_per_pod(spec) > 0 and spec.trainer.device == "gpu"
+    of_gpu = PROCESSES + (spec.rollout.servers_per_gpu - 1) * FURTHER_SERVER
     return HostMemory(
         offloaded=ranks * max(sum(n.on_host for n in s.networks) + _clients(spec, s) for s in every),
         reference=ranks * _reference(spec, shape),
         checkpoint=0.0 if spec.evaluation.only else _of_checkpoint(spec, shape, every),
-        processes=ranks * PROCESSES if served else 0.0,
+        processes=ranks * of_gpu if served else 0.0,
     )
 
 

@@ -91,7 +91,7 @@ class Layout:
 def servers_per_pod(spec: RLJobSpec) -> int:
     """Colocated servers of one trainer pod; 0 where rollouts are in pods of their own, or there are none."""
     colocated = spec.rollout.placement == "colocated" and not spec.supervised
-    return spec.trainer.processes_per_node // spec.rollout.gpus if colocated else 0
+    return spec.trainer.processes_per_node // spec.rollout.gpus * spec.rollout.servers_per_gpu if colocated else 0
 
 
 def spec_of_gang(spec: RLJobSpec, role: str) -> RLJobSpec:

@@ -7,7 +7,8 @@ Trainer: the pipeline stage that holds most (stage.py has the formulas).
 
 Rollout, per GPU of a server: its weights (replica.py), and keys and values 2 b layers groups head tokens / tensorParallel of its pipeline stage, for
 the samples that one server has in flight at their longest, at most vLLM's max-num-seqs; with multi-latent attention b layers (latent +
-rotated part) tokens, whole on each GPU; with delta nets of the other layers alone. A colocated server takes the whole share that it was given.
+rotated part) tokens, whole on each GPU; with delta nets of the other layers alone. A colocated server takes the whole share that it was given. Of
+servers that share a GPU, `RolloutMemory` and `CacheMemory` are of one, and phases count all.
 
 Outside tensors, by phase: CUDA's contexts, loaded kernels, workspaces of libraries, buffers of NCCL and captured graphs, as measured.
 Not counted: what the allocator cannot use.
@@ -171,7 +172,7 @@ class PhaseParts:
     outside: float = 0.0
     """What processes hold outside tensors."""
     server: float = 0.0
-    """What a colocated server has to have."""
+    """What colocated servers have to have."""
 
     @property
     def total(self) -> float:
@@ -232,7 +233,7 @@ def _there(spec: RLJobSpec) -> dict[PhaseName, bool]:
 
 
 def _phases(stage: Stage, weights: float, sent: float, awake: float) -> list[PhaseMemory]:
-    """`weights`, `awake`: what the server holds when its weights are back, and when it generates; `sent`: buckets of what it receives."""
+    """`weights`, `awake`: what servers hold when their weights are back, and when they generate; `sent`: buckets of what they receive."""
     networks, policy = stage.networks, stage.networks[0]
     trained = [n for n in networks if n.gradients]
     rest = _models(networks)
@@ -267,21 +268,22 @@ def outside_tensors(spec: RLJobSpec) -> float:
     """Bytes that the processes on a GPU hold besides, in every phase."""
     if spec.trainer.device == "cpu":
         return 0.0
-    return TRAINER_OVERHEAD + (SERVER_OVERHEAD if spec.rollout.placement == "colocated" else 0.0)
+    servers = spec.rollout.servers_per_gpu if spec.rollout.placement == "colocated" else 0
+    return TRAINER_OVERHEAD + servers * SERVER_OVERHEAD
 
 
 def _server(spec: RLJobSpec, shape: Shape, device: float) -> tuple[float, float]:
-    """Bytes of a colocated server's weights, and of all that it holds while it generates."""
+    """Bytes of the weights of a GPU's colocated servers, and of all that they hold while they generate."""
     if spec.rollout.placement != "colocated":
         return 0.0, 0.0
     held, given = rollout_memory(spec, shape).weights, server_defaults(spec) | spec.rollout.vllm_args
-    if cache := given.get("kv-cache-memory-bytes"):
-        return held, held + float(cache)
-    return held, device * float(given["gpu-memory-utilization"])
+    servers, cache = spec.rollout.servers_per_gpu, given.get("kv-cache-memory-bytes")
+    awake = held + float(cache) if cache else device * float(given["gpu-memory-utilization"])
+    return servers * held, servers * awake
 
 
 def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
-    """Memory of one GPU of a rollout server."""
+    """Memory of one GPU of a rollout server, without other servers that share it."""
     rollout = spec.rollout
     return RolloutMemory(
         weights=weights(rollout, shape, BYTES[spec.model.dtype]),

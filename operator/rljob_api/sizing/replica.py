@@ -107,7 +107,7 @@ def _exchanged(servers: Servers, shape: Shape, activation: float) -> tuple[int, 
 SEQUENCES: dict[DeviceType, int] = {"cpu": 256, "gpu": 1024}
 """Responses that one server generates at a time, at most; that one data-parallel copy does, where it has several."""
 COLOCATED_SHARE = 0.5
-"""Share of a GPU's memory that a colocated server has while it generates."""
+"""Share of a GPU's memory that the colocated servers there have while they generate, each an equal part of it."""
 SERVER_SHARE = 0.92
 """Share of a GPU's memory that a server in a pod of its own has: vLLM's default."""
 CPU_KV_CACHE_BYTES = 256 * 2**20
@@ -119,7 +119,18 @@ def server_defaults(spec: RLJobSpec) -> dict[str, Any]:
     defaults: dict[str, Any] = {"max-num-seqs": SEQUENCES[spec.trainer.device]}
     if spec.trainer.device == "cpu":
         return defaults | {"kv-cache-memory-bytes": CPU_KV_CACHE_BYTES}
-    return defaults | ({"gpu-memory-utilization": COLOCATED_SHARE} if spec.rollout.placement == "colocated" else {})
+    share = COLOCATED_SHARE / spec.rollout.servers_per_gpu
+    return defaults | ({"gpu-memory-utilization": share} if spec.rollout.placement == "colocated" else {})
+
+
+def with_one_server_per_gpu(spec: RLJobSpec) -> RLJobSpec:
+    """With one server in place of those that share a GPU, which generates as many responses at a time, and has as large a cache, as they together."""
+    together, given = spec.rollout.servers_per_gpu, server_defaults(spec) | spec.rollout.vllm_args
+    if together == 1:
+        return spec
+    of_all = {key: together * given[key] for key in ("max-num-seqs", "kv-cache-memory-bytes") if given.get(key)}
+    rollout = spec.rollout.model_copy(update={"servers_per_gpu": 1, "vllm_args": spec.rollout.vllm_args | of_all})
+    return spec.model_copy(update={"rollout": rollout})
 
 
 def longest_context(spec: RLJobSpec) -> int:
@@ -242,8 +253,8 @@ def bucket(spec: RLJobSpec) -> int:
 
 
 def in_transfer(spec: RLJobSpec, shape: Shape) -> float:
-    """Bytes of buckets on a trainer's GPU while a policy is sent: those of a sender, and those of a colocated server's worker."""
+    """Bytes of buckets on a trainer's GPU while a policy is sent: those of a sender, and those of the worker of each colocated server there."""
     if spec.supervised or serves_snapshots(spec):
         return 0.0
-    ends = 2 if spec.rollout.placement == "colocated" else 1
-    return ends * buckets(spec, shape)
+    receiving = spec.rollout.servers_per_gpu if spec.rollout.placement == "colocated" else 0
+    return (1 + receiving) * buckets(spec, shape)

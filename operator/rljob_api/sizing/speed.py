@@ -5,7 +5,8 @@ Training: training.py.
 Generation: per token of a response the bytes of weights and of keys and values over the rate of the GPU's memory, or the operations over its rate if
 these take longer, and what scheduling costs; in as many rounds as the cache has room for less than all samples. In the mean of the time a sample has
 half of its response. Pipeline stages take turns, with a share of the samples each, so together they read all weights at each step as one does; what
-pods of a server send each other is added without overlap.
+pods of a server send each other is added without overlap. Servers that share a GPU take as long as one that has all their samples: that they are
+faster was measured once, without a job.
 
 Every sample counts at its longest, as everywhere in `plan`.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from rljob_api.sizing import network, training
 from rljob_api.sizing.layout import Amounts, wanted_servers
 from rljob_api.sizing.memory import PhaseName, cache_memory, in_flight, rollout_memory
+from rljob_api.sizing.replica import with_one_server_per_gpu
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.training import READING, Machine
 from rljob_api.spec import RLJobSpec
@@ -63,7 +65,7 @@ def speed(spec: RLJobSpec, shape: Shape, machine: Machine) -> Speed:
     served = wanted_servers(spec) > 0
     apart = served and spec.rollout.placement != "colocated"
     return Speed(
-        generate=_generate(spec, shape, machine) if served else 0.0,
+        generate=_generate(with_one_server_per_gpu(spec), shape, machine) if served else 0.0,
         score=training.measure(spec, shape, machine),
         train=training.train(spec, shape, machine),
         sync=network.sync(spec, shape).seconds(machine.cards),

@@ -144,6 +144,10 @@ class RolloutSpec(Servers):
     """`separate`: servers in pods of their own, on GPUs of their own. `colocated`: in the trainer's pods and on their GPUs, one for every
     `tensorParallel` x `dataParallel` of them. Colocated servers sleep while the policy is trained, and `replicas` and `minReplicas` are not
     read. While they generate, vllmArgs' `gpu-memory-utilization` is their share of the memory, 0.5 unless set."""
+    servers_per_gpu: Annotated[int, Field(ge=1, le=4)] = 1
+    """Colocated servers that share each GPU, or with `device: cpu` belong to the same rank. For small models, of which one server's own Python thread
+    generates fewer tokens than the GPU could: several share that work. Each costs a copy of the weights, a cache of vllmArgs'
+    `kv-cache-memory-bytes`, which has to be set, and the host memory and CPU of a server; each update is copied to each of them."""
     replicas: Annotated[int, Field(ge=0, le=MOST_PODS)] = 1
     """Number of servers, each in `nodes` pods of its own. 0 only when batches are replayed; not read when servers are colocated. A change takes
     effect at once, also by `kubectl scale`, but not below the `minReplicas` that a running attempt started with."""

@@ -1,6 +1,7 @@
 """Servers in the trainer's own process tree: begun, put to sleep, updated and ended with the attempt."""
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -37,6 +38,45 @@ def test_a_job_trains_with_the_servers_of_all_its_pods_and_leaves_none_behind(
     assert [m["rollout/replicas"] for m in metrics.values()] == [2.0, 2.0, 2.0]
     assert max(m["train_rollout/log_prob_diff_max"] for m in metrics.values()) < 1e-3
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in json.dumps(p.info["cmdline"])]
+
+
+@pytest.mark.extra
+def test_servers_that_share_a_rank_each_generate_and_train_to_the_bits_of_one(tmp_path: Path) -> None:
+    """Each gets every policy: log-probabilities of its samples are the trainer's."""
+    one, two = (finished(tmp_path / str(servers), servers) for servers in (1, 2))
+    for step in range(1, 4):
+        assert generating(one, step) == {"ahead-trainer-0-server-0"}
+        assert generating(two, step) == {"ahead-trainer-0-server-0", "ahead-trainer-0-server-1"}
+        alone, shared = one.metrics()[step], two.metrics()[step]
+        assert (alone["rollout/replicas"], shared["rollout/replicas"]) == (1.0, 2.0)
+        assert shared["train_rollout/log_prob_diff_max"] < 1e-3 and shared["train/grad_norm"] > 0
+        assert {name: shared[name] for name in alone if name.startswith(TRAINED)} == {
+            name: value for name, value in alone.items() if name.startswith(TRAINED)
+        }
+        samples = [sorted((run.root / f"samples/step_{step}.jsonl").read_text().splitlines()) for run in (one, two)]
+        assert samples[0] == samples[1]
+
+
+TRAINED = ("train/", "train_rollout/", "reward/", "response_length/")
+"""Beginnings of names of metrics that no server's speed changes."""
+
+
+def finished(directory: Path, servers: int) -> Run:
+    """A run of three steps, whose one rank has so many servers."""
+    directory.mkdir()
+    job, run = manifest(), Run(directory)
+    job["spec"] |= {"algorithm": {}, "rollout": {"placement": "colocated", "serversPerGpu": servers}}
+    job["spec"]["rollout"] |= {"sampling": {"maxTokens": 1}}
+    job["spec"]["train"] |= {"staleness": 0, "steps": 3, "batches": {}}
+    (directory / "job.yaml").write_text(yaml.safe_dump(job))
+    assert run.start().wait(SECONDS) == 0
+    return run
+
+
+def generating(run: Run, step: int) -> set[str]:
+    """Servers that generated in a step."""
+    text = (run.root / f"spans/step_{step}.jsonl").read_text()
+    return set(re.findall(r"ahead-trainer-\d+-server-\d+", text))
 
 
 @pytest.mark.extra

@@ -208,7 +208,9 @@ def _too_much(spec: RLJobSpec, phase: PhaseMemory, device: float) -> Configurati
         return ConfigurationError("spec.trainer.parallelism", str(Layout.of(spec, names.ROLE_TRAINER)), rule, fix)
     given = server_defaults(spec) | spec.rollout.vllm_args
     key = next(key for key in ("kv-cache-memory-bytes", "gpu-memory-utilization") if given.get(key))
-    rule = f"in `{phase.name}` a GPU has to hold {parts} and {_gib(phase.server)} of the server, and has {_gib(device)}"
+    servers = spec.rollout.servers_per_gpu
+    whose = f"{servers} servers" if servers > 1 else "the server"
+    rule = f"in `{phase.name}` a GPU has to hold {parts} and {_gib(phase.server)} of {whose}, and has {_gib(device)}"
     return ConfigurationError(f"spec.rollout.vllmArgs.{key}", given[key], rule, f"lower it, or {fix}")
 
 

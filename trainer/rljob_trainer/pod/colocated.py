@@ -18,9 +18,10 @@ from rljob_trainer.wire.rollout_client import answers
 POLL_SECONDS = 0.5
 
 
-def visible(ranks: int, size: int, present: list[str]) -> list[str]:
-    """CUDA_VISIBLE_DEVICES of each server: its own GPUs, then those from which it only reads weight updates (CUDA IPC). `size`: GPUs of a server."""
-    groups = [present[i : i + size] for i in range(0, ranks, size)]
+def visible(ranks: int, size: int, present: list[str], sharing: int = 1) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of each server: its own GPUs, then those from which it only reads weight updates (CUDA IPC). `size`: GPUs of a server;
+    `sharing`: servers on the same ones, which stand next to each other."""
+    groups = [present[i : i + size] for i in range(0, ranks, size) for _ in range(sharing)]
     return [",".join([*group, *(g for g in present if g not in group)]) for group in groups]
 
 
@@ -32,7 +33,8 @@ class ColocatedServers:
         self._control, self._inherited = control, environment
         gpu = spec.trainer.device == "gpu"
         ranks, size = spec.trainer.processes_per_node, spec.rollout.gpus
-        shares = visible(ranks, size, gpus(environment) if gpu else [str(i) for i in range(ranks)])
+        present = gpus(environment) if gpu else [str(i) for i in range(ranks)]
+        shares = visible(ranks, size, present, spec.rollout.servers_per_gpu)
         colocated = spec.rollout.placement == "colocated"
         self._shares = [{VISIBLE: share} if gpu else {} for share in shares] if colocated else []
         self.count = len(self._shares)
