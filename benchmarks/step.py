@@ -1,13 +1,15 @@
 """A whole GRPO step with real vLLM: the product's own command on a job of the Qwen2.5-1.5B shape with random weights.
 
     python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--staleness 0|1] [--size NAME] [--gpus N]
-        [--tensor N] [--pipeline N] [--expert N] [--replicas N] [--server-tensor N] [--lora RANK] [--lora-sync merged|adapters]
+        [--tensor N] [--pipeline N] [--expert N] [--replicas N] [--server-tensor N] [--servers-per-gpu N] [--cache-gib GIB]
+        [--lora RANK] [--lora-sync merged|adapters]
         [--kl COEFFICIENT] [--reference shared|own] [--offload] [--optimizer-on-host] [--recompute] [--share PART] [--quantization NAME]
         [--exact] [--prompts N] [--max-tokens N] [--steps N] [--device gpu|cpu] [--out FILE]
 
 64 prompts (or `--prompts`) x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO
 without KL, one mini-batch. `--gpus N`, `--tensor N`, `--pipeline N`, `--expert N`: of the trainer; `--replicas N`: servers on GPUs of their own;
-`--server-tensor N`: tensor parallelism of a server, otherwise that of the trainer; `--lora RANK`: adapters are trained in place of all weights;
+`--server-tensor N`: tensor parallelism of a server, otherwise that of the trainer; `--servers-per-gpu N`: colocated servers that share a GPU, each
+with a cache of `--cache-gib`, which takes the place of `--share`; `--lora RANK`: adapters are trained in place of all weights;
 `--offload`: the trainer's state is in host memory while it rests; `--optimizer-on-host`: optimizer steps are taken there, on states that never leave
 it; `--recompute`: activations are computed again, one layer at a time; `--kl`:
 with a reference model, on the trainer's GPUs or (`--reference own`) on a gang of as many others. Random weights hardly ever end a response, so its
@@ -63,6 +65,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--expert", type=int, default=1, help="expert parallelism of the trainer")
     made.add_argument("--replicas", type=int, default=1, help="servers on GPUs of their own")
     made.add_argument("--server-tensor", type=int, help="tensor parallelism of a server; that of the trainer otherwise")
+    made.add_argument("--servers-per-gpu", type=int, default=1, help="colocated; above 1 with --cache-gib")
+    made.add_argument("--cache-gib", type=float, default=0.0, help="of each server, for keys and values; 0: by --share")
     made.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights are trained")
     made.add_argument("--lora-sync", choices=["merged", "adapters"], default="merged")
     made.add_argument("--kl", type=float, default=0.0, help="coefficient; above 0 there is a reference model")
@@ -187,8 +191,7 @@ def micro_batch(options: argparse.Namespace) -> int:
 
 
 def rollout(options: argparse.Namespace) -> dict[str, Any]:
-    share = options.share or (0.9 if options.placement == "separate" else SHARES.get(options.size, 0.3))
-    arguments: dict[str, Any] = {"gpu-memory-utilization": share} if options.device == "gpu" else {}
+    arguments = server_memory(options)
     if options.quantization:
         arguments["quantization"] = options.quantization
     longest = options.max_tokens or (1024 if options.lengths == "fixed" else 2048)
@@ -196,9 +199,18 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
         "placement": options.placement,
         "sampling": {"maxTokens": longest},
         "tensorParallel": options.server_tensor or options.tensor,
+        "serversPerGpu": options.servers_per_gpu,
         "vllmArgs": arguments,
         "exact": options.exact,
     } | ({"replicas": options.replicas} if options.placement == "separate" else {})
+
+
+def server_memory(options: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of vLLM."""
+    if options.cache_gib:
+        return {"kv-cache-memory-bytes": int(options.cache_gib * 2**30)}
+    share = options.share or (0.9 if options.placement == "separate" else SHARES.get(options.size, 0.3))
+    return {"gpu-memory-utilization": share} if options.device == "gpu" else {}
 
 
 if __name__ == "__main__":
