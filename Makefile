@@ -59,7 +59,8 @@ $(VENV)/.installed: tests/requirements.txt pyproject.toml | $(VENV)/bin/uv
 	@echo "setup: installing the locked requirements (about 6 GB)"
 	$(VENV)/bin/uv pip sync -q --python $(PY) --require-hashes tests/requirements.txt
 	$(VENV)/bin/uv pip install -q --python $(PY) --no-deps --no-build-isolation -e .
-	touch $@
+	@touch $@
+	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 
 .PHONY: check
 check: setup ## Format, lint, layers, types, generated files, fast tests (about 8 minutes on two cores)

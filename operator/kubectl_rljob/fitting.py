@@ -90,10 +90,14 @@ def doubts(
     gangs: Mapping[str, TrainerMemory],
     caches: Mapping[str, float],
     device: Gpu,
+    find_remedy: Callable[[], Remedy | None],
 ) -> Iterator[str]:
-    """What may not fit, and what does if the estimates are too high. `gangs`, `caches` as in `of_gangs` and `of_servers`."""
+    """What may not fit, and what does if the estimates are too high. `gangs`, `caches` as in `of_gangs` and `of_servers`, `find_remedy` as in
+    `of_trainer`."""
     if hardly := tight(phases, device):
-        yield f"in {_named(hardly)} of {_gpu(device)}"
+        remedy = find_remedy()
+        fix = f"{remedy.field}: {remedy.fix}; {SEARCH}" if remedy else FIX
+        yield f"in {_named(hardly)} of {_gpu(device)} ({fix})"
     for role, held in gangs.items():
         if held.total > device.bytes:
             yield f"in the gang of {role} ({gib.whole(held)} GiB) of {_gpu(device)}"

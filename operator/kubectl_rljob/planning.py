@@ -281,11 +281,13 @@ class Plan:
 
     def doubts(self) -> list[str]:
         """What may not fit, while nothing is known not to."""
-        if self.spec is None or not self.device or self._counted() is None or self.misfits():
+        counted = self._counted()
+        if self.spec is None or not self.device or counted is None or self.misfits():
             return []
+        find_remedy = partial(remedy, *counted, self.device.bytes)
         cache, why = self.cache(), self.uncertain_room()
         return [
-            *fitting.doubts(self.spec, self.phases(), self._gangs(), self._caches(), self.device),
+            *fitting.doubts(self.spec, self.phases(), self._gangs(), self._caches(), self.device, find_remedy),
             *(fitting.doubtful_cache(self.spec, cache, why) if cache else ()),
         ]
 

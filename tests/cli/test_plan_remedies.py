@@ -26,6 +26,16 @@ def test_what_needs_far_more_than_the_gpu_does_not_fit_and_the_value_that_does_i
     assert found["violations"] or found["mayNotFit"]
 
 
+def test_the_value_is_named_where_the_job_may_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = ("--gpu", "64Gi", "--set")
+    assert plan(*gpu, "train.tokensPerMicroBatch=16384") == 0
+    last = capsys.readouterr().out.rpartition("\n\n")[2]
+    most = re.findall(
+        r" \(spec.train.tokensPerMicroBatch: (\d+) is the most .* `plan --suggest` searches layouts\)\.$", last
+    )
+    assert plan(*gpu, f"train.tokensPerMicroBatch={most[0]}") == 0 and capsys.readouterr().out.endswith("\nValid.\n")
+
+
 def test_activations_in_host_memory_are_not_counted_on_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """They are offloaded for such micro-batches."""
     away = "trainer.transformerConfig={cpu_offloading: true, cpu_offloading_num_layers: 27}"

@@ -83,7 +83,9 @@ def test_a_file_without_rows_is_refused(tmp_path):
 
 def test_a_broken_line_is_named_by_its_number(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": \n')
-    assert "line 3 does not hold one object" in complaint(tmp_path / "x.jsonl")
+    assert "line 3 does not hold one object: Expecting value (column 12);" in complaint(tmp_path / "x.jsonl")
+    (tmp_path / "cut.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b\n')
+    assert "line 2 does not hold one object: Unterminated string" in complaint(tmp_path / "cut.jsonl")
     (tmp_path / "y.json").write_text('["a"]')
     assert "'a' stands where an object of columns belongs" in complaint(tmp_path / "y.json")
     (tmp_path / "z.json").write_text('{\n "data": []\n}')

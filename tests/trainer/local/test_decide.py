@@ -319,6 +319,15 @@ def test_a_summary_says_what_is_left() -> None:
     ]
 
 
+def test_a_summary_of_an_evaluation_says_where_all_of_it_is() -> None:
+    progress = Progress(step=10, started_from=10, steps=60, evaluation={"first": 0.5, "last": 0.5})
+    done = seen(report("t0", attempt=1, state="stopped", result="succeeded", progress=progress))
+    assert summary(done, Path("/run/metrics.jsonl")).splitlines() == [
+        "step 10 was evaluated, nothing was trained",
+        "all metrics: /run/metrics.jsonl",
+    ]
+
+
 def test_adapters_of_other_settings_are_refused_all_at_once_before_anything_starts(tmp_path: Path) -> None:
     lora = {"path": "/data/adapter", "rank": 8, "targets": ["linear_q"]}
     found = {"peft_type": "LORA", "r": 4, "lora_alpha": 32, "use_dora": True, "modules_to_save": ["lm_head"]}

@@ -84,6 +84,9 @@ def test_another_runs_checkpoint_is_where_it_starts_and_not_its_end(tmp_path: Pa
     spec = own.model_copy(update={"checkpoint": own.checkpoint.model_copy(update={"resume_from": start})})
     found = Earlier.of(spec)
     assert found and found.directory == Path(start) and not found.leaves_nothing
+    assert "in which these 4 count, or name an earlier step in spec.checkpoint.resumeFrom" in next(found.lines())
+    only = spec.model_copy(update={"evaluation": spec.evaluation.model_copy(update={"only": True})})
+    assert lines(only) == [f"evaluating {start}, step 4"]
 
 
 def test_a_directory_that_is_no_checkpoint_of_its_own_is_refused_before_anything_starts(tmp_path: Path) -> None:

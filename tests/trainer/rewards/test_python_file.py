@@ -166,6 +166,14 @@ async def test_a_function_for_verl_without_its_interface_is_told_of_it(tmp_path)
         await ask(tmp_path, VERL, function="compute_score")
 
 
+@pytest.mark.parametrize("interface", ["rljob", "verl"])
+async def test_a_parameter_without_a_value_is_said_with_what_to_do_about_the_signature(tmp_path, interface):
+    with pytest.raises(
+        ConfigurationError, match="'completions'.*; rename the parameter, give it a default, or a value"
+    ):
+        await ask(tmp_path, "def f(completions, **kwargs): return [1.0]\n", function="f", interface=interface)
+
+
 async def test_a_file_without_the_function_says_what_it_has_and_how_verls_is_called(tmp_path):
     with pytest.raises(ConfigurationError) as caught:
         await ask(tmp_path, f"{VERL}\nfrom json import loads\nimport os\n")

@@ -189,7 +189,11 @@ def _json_lines(stream: IO[str]) -> Iterator[tuple[int, Record]]:
     for number, line in enumerate(stream, 1):
         if line.strip(BLANK):
             try:
-                yield number, checked_record(parsed(line))
+                yield number, checked_record(parsed(line.rstrip("\r\n")))
+            except json.JSONDecodeError as error:
+                raise ValueError(
+                    f"line {number} does not hold one object: {error.msg} (column {error.colno})"
+                ) from error
             except ValueError as error:
                 raise ValueError(f"line {number} does not hold one object: {error}") from error
 

@@ -22,7 +22,8 @@ Metrics = Mapping[str, float]
 SIGNS: dict[str, tuple[Callable[[Metrics, float], bool], str]] = {
     "failures": (
         lambda _, failed: failed >= MANY,
-        "5 % of the samples or more leave their step, since rewards or agents fail (reward/failed, agent/failed); the log of rank 0 has the errors",
+        "5 % of the samples or more leave their step, since rewards or agents fail (reward/failed, agent/failed); "
+        "logs/attempt-N/driver.log below spec.checkpoint.path has the errors",
     ),
     "rewards": (
         lambda m, _: m.get("reward/zero_std", 0.0) >= NEARLY_ALL,

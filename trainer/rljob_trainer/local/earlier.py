@@ -63,8 +63,12 @@ class Earlier:
     def lines(self) -> Iterator[str]:
         """What the user should know of it."""
         steps = f" of {self.spec.train.steps}" if self.spec.train.steps else ""
-        if self.is_all and not self.spec.evaluation.only:
+        if self.spec.evaluation.only:
+            yield f"evaluating {self.directory}, step {self.step}"
+        elif self.is_all:
             fix = "raise spec.train.steps, or name another spec.checkpoint.path"
+            if self.spec.checkpoint.resume_from:
+                fix = f"raise spec.train.steps, in which these {self.step} count, or name an earlier step in spec.checkpoint.resumeFrom"
             yield f"step {self.step}{steps} is already in {self.directory}: nothing to train; {fix}"
         else:
             yield f"continuing from {self.directory}, step {self.step}{steps}"

@@ -58,11 +58,13 @@ def _ready(servers: Mapping[str, Report | None]) -> str:
     return f"{sum(report is not None and report.state == 'running' for report in servers.values())}/{len(servers)}"
 
 
-def summary(seen: Seen) -> str:
-    """What a job that has succeeded leaves behind, one fact a line."""
+def summary(seen: Seen, evaluated: Path | None = None) -> str:
+    """What a job that has succeeded leaves behind, one fact a line. `evaluated`: the metrics of one that only evaluates."""
     progress = next((r.progress for r in seen.trainers.values() if r and r.progress), None)
     if progress is None:
         return "nothing reported"
+    if evaluated:
+        return f"step {progress.step} was evaluated, nothing was trained\nall metrics: {evaluated}"
     done = progress.steps and progress.started_from is not None and progress.started_from >= progress.steps
     facts = [f"{progress.step} steps" + (", all of an earlier run: nothing was trained" if done else "")]
     if progress.evaluation:

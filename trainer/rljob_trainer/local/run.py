@@ -101,7 +101,8 @@ class Here:
         self._written: Control | None = None
         self._display, self._waits = Display(sys.stdout), Waits(job.spec)
         self._warned: list[str] = []
-        self._evaluations = Evaluations(names.metrics_file(root))
+        self._metrics = names.metrics_file(root)
+        self._evaluations = Evaluations(self._metrics)
 
     def run(self, work: Path, rank: str, driver: str, again: str) -> JobEnd:
         """Ctrl-C and SIGTERM drain; the second one stops. `again`: the command that goes on."""
@@ -130,7 +131,7 @@ class Here:
                 if isinstance(following, JobEnd):
                     self._display.end()
                     if following.code == 0:
-                        print(summary(seen))
+                        print(summary(seen, self._metrics if self._spec.evaluation.only else None))
                     if following.code == INTERRUPTED:
                         print(f"to go on: {again}" if self._gateway else continued(seen, again))
                     return following

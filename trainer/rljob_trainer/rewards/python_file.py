@@ -124,6 +124,8 @@ class PythonFile:
             return "a function that was written for verl needs interface: verl next to its path"
         if ours and defined and "compute_score" in defined:
             return "set interface: verl, or function: compute_score"
+        if "parameter" in error.details:
+            return "rename the parameter, give it a default, or a value in python.arguments; each call is about one response, and returns its reward"
         if defined:
             return "set python.function to one of them"
         if "attempted relative import with no known parent package" in str(error):

@@ -100,6 +100,9 @@ def _details(error: BaseException) -> dict[str, object]:
 def _score(value: Any, name: str) -> float:
     if isinstance(value, str | bytes):  # most often the answer that was read, and not what it is worth
         raise NotAReward(f"{name}the text {_short(repr(value))}, which is not a finite number")
+    if value is None:
+        hint = "" if name else ", as functions do without a return statement"
+        raise NotAReward(f"{name}None{hint}, which is not a finite number")
     try:
         number = float(value)
     except Exception:  # an array or a tensor of several elements raises what it likes
