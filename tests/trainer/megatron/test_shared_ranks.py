@@ -1,5 +1,6 @@
 """Models that share ranks with the policy: reward models, references, and who lies in host memory when."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,41 @@ def test_the_reference_is_the_same_on_the_host_and_on_the_device(model: Path, tm
     assert equal(start, found[f"{(model, True)}"])
     assert start[0][0]["train/kl"] == 0.0
     assert found[f"{(other, True)}"][0][0]["train/kl"] > 0.01
+
+
+def test_a_reference_on_the_host_routes_with_its_own_biases(megatron: None, tmp_path: Path) -> None:
+    policy, other = (make_model(tmp_path / f"{seed}", "deepseek_v3", tied=False, seed=seed) for seed in (0, 7))
+
+    def kl(engine: Any) -> Any:
+        metrics = train_step(engine, make_batch(policy))
+        biases = [b.clone() for m in engine._model.modules for n, b in m.named_buffers() if n.endswith("expert_bias")]
+        return metrics["train/kl"], biases
+
+    specs = {
+        f"{dtype} {path.name} {offload}": changed(
+            job(policy, dtype=dtype, **REPLAY), reference={"path": str(path), "offload": offload}
+        )
+        for dtype in ("float32", "bfloat16")
+        for path in (policy, other)
+        for offload in (True, False)
+    }
+    found = run_engines(1, {name: (spec, kl) for name, spec in specs.items()})
+    for dtype in ("float32", "bfloat16"):
+        assert found[f"{dtype} 0 True"][0] == 0.0
+        assert equal(found[f"{dtype} 7 True"], found[f"{dtype} 7 False"])
+        assert equal(found[f"{dtype} 7 True"][1], found[f"{dtype} 0 True"][1]) and found[f"{dtype} 7 True"][1]
+
+
+def test_a_reference_with_other_constants_does_not_take_the_policys_place(model: Path, tmp_path: Path) -> None:
+    other = make_model(tmp_path / "other", seed=7)
+    file = other / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 0.5}))
+    spec = changed(job(model, **REPLAY), reference={"path": str(other)})
+    refused = r"spec\.reference\.path = .*other: has layernorm_epsilon = 0\.5, the policy 1e-06"
+    with pytest.raises(AssertionError, match=refused):
+        run_engines(1, {"": (spec, lambda engine: None)})
+    aside = changed(spec, reference={"offload": False})
+    assert run_engines(1, {"": (aside, lambda e: train_step(e, make_batch(model))["train/kl"])})[""] > 0.01
 
 
 def test_training_is_bit_equal_with_everything_offloaded(model: Path, classifier: Path, tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from rljob_api.spec.model import MegatronReward
 from rljob_api.spec.roles import Offload
 from rljob_trainer.checkpoint.staging import PinnedMemory, bytes_of
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.constants import first_difference
 from rljob_trainer.megatron.lora import is_adapter
 from rljob_trainer.megatron.memory import Offloader
 from rljob_trainer.megatron.model import CHECKPOINT, PolicyModel
-from rljob_trainer.megatron.multi_token import policys_parameters
+from rljob_trainer.megatron.multi_token import is_multi_token, policys_parameters
 from rljob_trainer.megatron.network import LoadedModel, Network
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
@@ -43,7 +44,7 @@ def reference_of(
     """A function that computes log-probabilities under the reference. Must be made while `policy` has its initial weights. Collective.
 
     `log_probs`: the same function under the policy; it needs the policy's parameters on the device.
-    Raises ConfigurationError, of spec.reference.path, for a model of another architecture than the policy's.
+    Raises ConfigurationError, of spec.reference.path, for a model of another architecture than the policy's, or with other constants.
     """
     reference = spec.reference
     if not reference.offload:
@@ -51,7 +52,10 @@ def reference_of(
     adapters, copy = policy.adapters, None
     other = reference.path or reference.megatron_checkpoint
     if other or not adapters:
-        copy = HostCopy(policy.modules, _load(spec, parallel).modules if other else policy.modules)
+        source = _load(spec, parallel) if other else None
+        copy = HostCopy(policy.modules, (source or policy).modules)
+        if source:
+            _require_same_constants(policy, source, other)
 
     def swapped(micro_batches: Sequence[MicroBatch], temperature: float) -> list[torch.Tensor]:
         with ExitStack() as stack:
@@ -83,24 +87,37 @@ def _load(spec: RLJobSpec, parallel: ParallelState) -> PolicyModel:
         raise ConfigurationError(field, error.value, error.rule, error.fix) from error
 
 
+def _require_same_constants(policy: LoadedModel, reference: PolicyModel, path: str | None) -> None:
+    """The policy's modules would compute the reference's log-probabilities with the policy's constants."""
+    assert isinstance(policy, PolicyModel), "a model of scores has no reference"
+    difference = first_difference(policy.constants, reference.constants)
+    if difference:
+        name, ours, theirs = difference
+        rule = f"has {name} = {theirs}, the policy {ours}, whose place in memory it takes"
+        fix = "set spec.reference.offload: false, or give it a gang of its own (spec.reference.processesPerNode)"
+        raise ConfigurationError(FIELD, path, rule, fix)
+
+
 class HostCopy:
-    """A copy in host memory of the current parameters of `source`, to be swapped into `modules`. Adapters, and the layer
-    for multi-token prediction with what it needs, are excluded.
+    """A copy in host memory of the current parameters of `source` and of its routers' expert biases, to be swapped into `modules`. Adapters, and
+    the layer for multi-token prediction with what it needs, are excluded.
 
     Raises ConfigurationError, of spec.reference.path, when their shapes differ.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], source: Sequence[torch.nn.Module]) -> None:
-        ours, theirs = (
-            [p for m in models for name, p in policys_parameters(m) if not is_adapter(name)]
-            for models in (modules, source)
-        )
-        if [p.shape for p in ours] != [p.shape for p in theirs]:
+        self._modules, self._host, self._size = modules, PinnedMemory(), 0
+        theirs = _exchanged(source)
+        if [p.shape for p in self._ours] != [p.shape for p in theirs]:
             fix = "name a model of the same shapes, or set spec.reference.offload: false"
             raise ConfigurationError(FIELD, "set", "is not of the policy's architecture", fix)
-        self._ours, self._host, self._size = ours, PinnedMemory(), 0
-        for parameter in theirs:
-            self._size = self._host.write(self._size, bytes_of(parameter))
+        for tensor in theirs:
+            self._size = self._host.write(self._size, bytes_of(tensor))
+
+    @property
+    def _ours(self) -> list[torch.Tensor]:
+        """Anew each time, because megatron's bfloat16 wrapper puts other buffers in place."""
+        return _exchanged(self._modules)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -113,13 +130,27 @@ class HostCopy:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        if sum(p.nbytes for p in self._ours) != self._size:
+        ours = self._ours
+        if sum(t.nbytes for t in ours) != self._size:
             raise RuntimeError("the policy's parameters have another type than when the reference was copied")
         at = 0
-        for parameter in self._ours:
-            own = parameter.detach().clone()
-            self._host.read(at, bytes_of(parameter))
+        for tensor in ours:
+            own = tensor.detach().clone()
+            self._host.read(at, bytes_of(tensor))
             at = self._host.write(at, bytes_of(own))
+
+
+def _exchanged(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    """What makes a model another one of the same architecture: its parameters, and expert biases, which are buffers of routers."""
+    found: list[torch.Tensor] = []
+    for module in modules:
+        found += [p for name, p in policys_parameters(module) if not is_adapter(name)]
+        found += [b for name, b in module.named_buffers() if _is_expert_bias(name)]
+    return found
+
+
+def _is_expert_bias(name: str) -> bool:
+    return name.split(".")[-1] == "expert_bias" and not is_multi_token(name)
 
 
 class RewardModels:

@@ -20,6 +20,7 @@ from rljob_api.rules.lora import settled
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.manifest import ENGINE
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.constants import constants
 from rljob_trainer.megatron.exact import functions
 from rljob_trainer.megatron.exact import model as exact_model
 from rljob_trainer.megatron.export import Exporter
@@ -45,6 +46,8 @@ class PolicyModel:
         configure(self.config, spec, parallel.layout, spec.model.multi_token_prediction)
         self.modules = provide(self.config, parallel)
         """See `provide`."""
+        self.constants = constants(self.config)
+        """Before training sets anything in its configuration."""
         self.exact: ModuleType | None = None
         if spec.rollout.exact:
             self.exact = functions.kernels(parallel.device)
