@@ -8,8 +8,13 @@ from api.model_configs import DENSE, VISION, P, check
 from api.specs import make_spec
 from rljob_api.rules.model import model_violations
 
-REWARD = {"rewards": [{"model": {"path": "/data/judge"}}], "data": {"train": ["/data/a.parquet"], "imageKey": "images"}}
-
+IMAGES = {"data": {"train": ["/data/a.parquet"], "imageKey": "images"}}
+REWARD = {"rewards": [{"model": {"path": "/data/judge"}}]}
+SERVED: dict[str, Any] = {"url": "http://judge:8000"}
+JUDGED = SERVED | {"judge": {"prompt": "{response}", "score": "([01])"}}
+POOL = {"pools": [{"name": "teacher", "model": "/data/teacher"}]}
+TEACHER = POOL | {"algorithm": {"advantage": "grpo", "distillation": {"pool": "teacher", "coefficient": 1.0}}}
+TEXTS = [REWARD, {"rewards": [{"vllm": SERVED}]}, {"rewards": [{"vllm": JUDGED}]}, TEACHER]
 
 SEEN = [
     ({"trainer": {"nodes": 2, "parallelism": {"pipeline": 2}}}, f"{P}.pipeline", "pipeline parallelism of models with a vision"),
@@ -18,7 +23,9 @@ SEEN = [
     ({"algorithm": {"advantage": "gae"}, "critic": {}}, "spec.critic", "a critic of the type qwen2_5_vl is not proven"),
     ({"model": {"path": "/data/model", "lora": {}}}, "spec.model.lora", "adapters are refused in models of the type qwen2_5_vl: not proven with"),
     ({"task": "rewardModel"}, "spec.task", "reward models of the type qwen2_5_vl are not proven"),
-    (REWARD, "spec.rewards[0].model", "reward models on the trainer's ranks read no images"),
+    (IMAGES | REWARD, "spec.rewards[0].model", "reward models on the trainer's ranks read no images"),
+    (IMAGES | {"rewards": [{"vllm": SERVED}]}, "spec.rewards[0].vllm", "reward models on servers are sent token ids"),
+    (IMAGES | TEACHER, "spec.algorithm.distillation.pool", "a teacher on servers is sent token ids"),
 ]  # fmt: skip
 
 
@@ -26,6 +33,13 @@ SEEN = [
 def test_what_is_not_proven_with_images_is_refused_by_name(changes: dict[str, Any], field: str, rule: str) -> None:
     (found,) = model_violations(make_spec(**changes), VISION)
     assert found.field == field and found.rule.startswith(rule)
+
+
+@pytest.mark.parametrize("changes", [*TEXTS, IMAGES | {"rewards": [{"vllm": JUDGED}]}])
+def test_models_that_read_texts_are_taken_where_there_are_no_images_or_texts_alone_count(
+    changes: dict[str, Any],
+) -> None:
+    assert list(model_violations(make_spec(**changes), VISION)) == []
 
 
 def test_images_are_read_and_parts_are_frozen_where_there_is_a_tower() -> None:

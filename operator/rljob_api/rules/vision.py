@@ -60,7 +60,21 @@ def _companion_violations(spec: RLJobSpec, family: Family) -> Iterator[Violation
     if spec.task == "rewardModel":
         rule = f"reward models of the type {family.model_type} are not proven"
         yield Violation("spec.task", spec.task, rule, "use another model")
+    if spec.data.image_key:
+        yield from _unseeing(spec)
+
+
+def _unseeing(spec: RLJobSpec) -> Iterator[Violation]:
+    """Models that are given the tokens of a sample without its images."""
     for i, reward in enumerate(spec.rewards):
-        if reward.model and spec.data.image_key:
+        if reward.model:
             rule = "reward models on the trainer's ranks read no images"
             yield Violation(f"spec.rewards[{i}].model", "set", rule, "use another kind of reward")
+        if reward.vllm and not reward.vllm.judge:
+            rule = "reward models on servers are sent token ids, without images"
+            yield Violation(f"spec.rewards[{i}].vllm", "set", rule, "set vllm.judge, or use another kind of reward")
+    distillation = spec.algorithm.distillation
+    if distillation and distillation.pool:
+        rule = "a teacher on servers is sent token ids, without images"
+        fix = "use distillation.reference, whose ranks read images"
+        yield Violation("spec.algorithm.distillation.pool", distillation.pool, rule, fix)

@@ -17,6 +17,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import RewardFailed
 from rljob_trainer.rewards.vllm_server import Pools
 from rljob_trainer.wire.batch import TEACHER_LOG_PROBS, Batch, candidates
+from rljob_trainer.wire.images import Image
 from rljob_trainer.wire.trajectory import Trajectory, environment, prompt, sampled
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server, pool_server
@@ -72,6 +73,13 @@ def test_a_real_teacher_says_of_every_token_of_a_response_what_transformers_says
     likeliest = torch.cat([models.distributions(model, *text) for text in texts]).topk(3)
     assert tokens.tolist() == likeliest.indices.tolist()
     torch.testing.assert_close(torch.from_numpy(log_probs), likeliest.values, atol=1e-4, rtol=0)
+
+
+async def test_a_sample_that_has_come_to_hold_an_image_is_not_sent_without_it() -> None:
+    image = Image(np.zeros((1, 4), np.float32), (1, 1), 1)
+    shown = Trajectory((prompt([9, 6], [(0, image)]), sampled([7], [-1.0], 0)), group=0, **FIELDS)
+    with pytest.raises(ConfigurationError, match=r"spec\.algorithm\.distillation\.pool.*a sample has images"):
+        await Teacher(Distillation(pool="teacher"), Pools(["teacher"], TOKEN)).measure(Batch.of(1, [shown], {}))
 
 
 def test_a_teacher_of_another_vocabulary_is_refused_by_the_first_word_that_differs(tmp_path: Path) -> None:

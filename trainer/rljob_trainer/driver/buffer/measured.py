@@ -80,7 +80,10 @@ class Teacher:
         return np.zeros((len(self._names), 0), np.float32)
 
     async def _log_probs(self, trajectory: Trajectory) -> Floats:
-        """[names, response_length]"""
+        """[names, response_length]. Raises ConfigurationError for a sample with images, which an agent may show: only tokens are sent."""
+        if trajectory.images:
+            fix = "use distillation.reference, whose ranks read images"
+            raise ConfigurationError(FIELD, self._pool, "is sent token ids, and a sample has images", fix)
         tokens = trajectory.tokens.tolist()
         if not trajectory.response_length:
             return self._nothing
