@@ -11,7 +11,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.model import RewardSpec
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, ServiceDown
-from rljob_trainer.rewards.vllm_server import AT_ONCE, REFUSALS, RETRIES, Pools
+from rljob_trainer.rewards.vllm_server import AT_ONCE, REFUSALS, RETRIES, Pool, Pools
 from trainer.rewards.serving import Answering
 
 CASE = RewardRequest("1+1=", "2", "2", "sum", tokens=(5, 6, 7, 1))
@@ -101,6 +101,50 @@ async def test_one_server_is_not_flooded() -> None:
         assert server.most == AT_ONCE
 
     await with_servers(check, Server({"data": [{"data": [0.5]}]}, delay=0.2))
+
+
+async def test_a_server_that_is_free_again_wakes_one_request_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, looked, order, count = Pool("judge"), 0, [], 40 * AT_ONCE
+    least_loaded = Pool._least_loaded
+
+    def counted(self: Pool) -> str | None:
+        nonlocal looked
+        looked += 1
+        return least_loaded(self)
+
+    async def request(number: int) -> None:
+        async with pool.server():
+            await asyncio.sleep(0)
+            order.append(number)
+
+    monkeypatch.setattr(Pool, "_least_loaded", counted)
+    pool.follow([RolloutEndpoint(pod=u, pod_uid=u, url=u) for u in ("a", "b")])
+    await asyncio.gather(*map(request, range(count)))
+    assert order == [*range(count)] and looked <= 4 * count
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_request_that_is_given_up_keeps_no_server(late: bool) -> None:
+    """`late`: its turn has come, and it has not seen so."""
+    pool = Pool("judge")
+    pool.follow([RolloutEndpoint(pod="a", pod_uid="a", url="a")])
+
+    async def all_at_once() -> AsyncExitStack:
+        stack = AsyncExitStack()
+        for _ in range(AT_ONCE):
+            await stack.enter_async_context(pool.server())
+        return stack
+
+    async with await all_at_once() as held:
+        given_up = asyncio.create_task(all_at_once())
+        await asyncio.sleep(0)
+        if late:
+            await held.aclose()
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+    assert given_up.cancelled()
+    async with await asyncio.wait_for(all_at_once(), SECONDS):
+        pass
 
 
 async def test_a_request_waits_for_the_first_server_longer_than_its_time_limit() -> None:

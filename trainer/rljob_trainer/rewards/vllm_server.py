@@ -7,7 +7,7 @@ Routes and bodies are those of vLLM 0.32 (vllm/entrypoints/pooling/pooling/proto
 import asyncio
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -32,7 +32,8 @@ PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
 
 
 class Pool:
-    """The servers of one pool, as the operator lists them. Requests wait while none is there."""
+    """The servers of one pool, as the operator lists them. Requests wait while none is there or all are busy, and go in the order in which they came:
+    a server that is free again wakes one of them, however many wait."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -43,7 +44,7 @@ class Pool:
         self._load: Counter[str] = Counter()
         self._resting: dict[str, float] = {}
         """Until when."""
-        self._changed = asyncio.Event()
+        self._waiting: deque[asyncio.Future[str]] = deque()
 
     @property
     def ready(self) -> bool:
@@ -57,7 +58,7 @@ class Pool:
     def follow(self, servers: Iterable[RolloutEndpoint]) -> None:
         """These servers answer."""
         self._listed = {server.url: server.pod for server in servers}
-        self._changed.set()
+        self._hand_out()
 
     def said(self, url: str, refused: bool) -> None:
         """A server answered, or refused the token."""
@@ -66,22 +67,43 @@ class Pool:
     @asynccontextmanager
     async def server(self) -> AsyncIterator[str]:
         """The address of one, which counts as loaded meanwhile."""
-        url = self._least_loaded()
-        while url is None:
-            self._changed.clear()
-            await self._changed.wait()
-            url = self._least_loaded()
-        self._load[url] += 1
+        url = await self._taken()
         try:
             yield url
         finally:
-            self._load[url] -= 1
-            self._changed.set()
+            self._give_back(url)
 
     def rest(self, url: str) -> None:
         """Ask this server nothing for a while."""
         self._resting[url] = time.monotonic() + REST_SECONDS
-        asyncio.get_running_loop().call_later(REST_SECONDS, self._changed.set)
+        asyncio.get_running_loop().call_later(REST_SECONDS, self._hand_out)
+
+    async def _taken(self) -> str:
+        """The address of a server, which already counts as loaded."""
+        turn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._hand_out()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # its turn came in the same moment
+                self._give_back(turn.result())
+            raise
+
+    def _give_back(self, url: str) -> None:
+        self._load[url] -= 1
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give free servers to those who wait."""
+        while self._waiting:
+            url = self._least_loaded()
+            if url is None:
+                return
+            turn = self._waiting.popleft()
+            if not turn.done():  # nobody waits for it any more
+                self._load[url] += 1
+                turn.set_result(url)
 
     def _least_loaded(self) -> str | None:
         now = time.monotonic()
