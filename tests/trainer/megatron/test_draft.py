@@ -276,6 +276,12 @@ def test_a_checkpoint_without_a_draft_is_refused_where_one_is_trained(
     assert message.startswith("spec.rollout.speculation.learningRate = set: the checkpoint holds no draft")
 
 
+def test_a_checkpoint_with_a_draft_is_refused_where_none_is_trained(policy: Path, draft: Path, tmp_path: Path) -> None:
+    """Its manifest says what servers held with the draft."""
+    message = refused_load(training(policy, draft), training(policy, None), tmp_path / "saved")
+    assert message.startswith("spec.rollout.speculation.learningRate = unset: the checkpoint holds a draft")
+
+
 def test_a_checkpoint_of_a_draft_with_other_tokens_is_refused(policy: Path, draft: Path, tmp_path: Path) -> None:
     other = make_draft(tmp_path / "other", WIDTH, VOCABULARY, [1, 2, 3], own=96, seed=4)
     message = refused_load(training(policy, draft), training(policy, other), tmp_path / "saved")

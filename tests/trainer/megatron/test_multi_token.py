@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from rljob_api.families import FAMILIES
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.batch import Batch
 from trainer.megatron.models import (
     add_multi_token_layer,
@@ -273,3 +274,25 @@ def test_a_checkpoint_has_its_weights_and_moments(megatron: None, tmp_path: Path
     through, resumed = (run_ranks(1, partial(on_a_rank, resumes))[0] for resumes in (False, True))
     assert any(name.startswith(LAYER) for name in through)
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in through.items())
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_checkpoint_is_refused_where_only_one_of_both_has_the_layer(
+    megatron: None, tmp_path: Path, saves: bool
+) -> None:
+    source = make(tmp_path / "model")
+
+    def on_a_rank(has: bool) -> str:
+        from rljob_trainer.megatron.engine import Engine
+
+        engine = Engine(training(source, has), lambda: None)
+        if has == saves:
+            write(engine, tmp_path / "saved")
+            return ""
+        with pytest.raises(ConfigurationError) as raised:
+            engine.load(tmp_path / "saved")
+        return str(raised.value)
+
+    _, said = (run_ranks(1, partial(on_a_rank, has))[0] for has in (saves, not saves))
+    holds = "a" if saves else "no"
+    assert f"the checkpoint holds {holds} layer for multi-token prediction; change it back" in said

@@ -82,6 +82,11 @@ class CheckpointedNetwork:
         return {t.untyped_storage().data_ptr() for t in changing}
 
     @property
+    def guesses(self) -> bool:
+        """Whether it has a layer for multi-token prediction, which may be on another rank."""
+        return bool(getattr(self.modules[0].config, "mtp_num_layers", None))
+
+    @property
     def _on_host(self) -> bool:
         """Optimizer steps are taken there."""
         return any(isinstance(inner, HostAdam) for inner in torch_optimizers(self.optimizer))
@@ -150,6 +155,7 @@ def save(directory: Path, state: LiveState, alongside: bool, staging: Staging) -
         "names": sorted(state.networks),
         "drafts": {name: network.draft.identity for name, network in state.networks.items() if network.draft},
         "bases": {name: network.base and network.base.as_json() for name, network in state.networks.items()},
+        "multi_token": {name: network.guesses for name, network in state.networks.items()},
     }
     live = set().union(*(network.storages(alongside) for network in state.networks.values()))
     threads = 1 if alongside else THREADS
@@ -188,13 +194,26 @@ def _common(directory: Path, state: LiveState) -> dict[str, Any]:
     _require_networks(common["names"], state)
     for name, network in state.networks.items():
         require_same(common["bases"][name], network.base)
-        if network.draft:
-            _require_draft(common.get("drafts", {}).get(name), network.draft)
+        _require_draft(common.get("drafts", {}).get(name), network.draft)
+        _require_layer(common.get("multi_token", {}).get(name, network.guesses), network.guesses)
     return common
 
 
-def _require_draft(saved: str | None, draft: DraftTraining) -> None:
+def _require_layer(saved: bool, wanted: bool) -> None:
+    """Raises ConfigurationError when only one of checkpoint and job has a layer for multi-token prediction."""
+    if saved != wanted:
+        rule = f"the checkpoint holds {'a' if saved else 'no'} layer for multi-token prediction"
+        fix = "change it back, or start from the exported model"
+        raise ConfigurationError("spec.model.multiTokenPrediction", str(wanted).lower(), rule, fix)
+
+
+def _require_draft(saved: str | None, draft: DraftTraining | None) -> None:
     """Raises ConfigurationError. `saved`: the identity of the checkpoint's draft; None: it has none."""
+    if draft is None:
+        if saved is not None:
+            rule = "the checkpoint holds a draft that is trained with the policy"
+            raise ConfigurationError(LEARNING_RATE, "unset", rule, "set it again, or start from the exported model")
+        return
     if saved is None:
         rule = "the checkpoint holds no draft: the job that made it trained none"
         raise ConfigurationError(LEARNING_RATE, "set", rule, "remove it, or start from the exported model")
