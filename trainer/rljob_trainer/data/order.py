@@ -87,7 +87,8 @@ class Cursor:
 
     def use(self, positions: Collection[int]) -> "Cursor":
         """The cursor once these pending positions are used."""
-        return Cursor(self.consumed, tuple(p for p in self.pending if p not in positions))
+        used = frozenset(positions)  # looked up for each of as many
+        return Cursor(self.consumed, tuple(p for p in self.pending if p not in used))
 
     def epoch(self, data: Dataset) -> float:
         """Passes over the data so far."""

@@ -146,6 +146,32 @@ def test_with_over_sampling_a_step_waits_for_no_more_useful_groups_than_it_needs
     assert selection.metrics()["sampling/kept"] == 2 / 3
 
 
+def comparisons(wanted: int) -> int:
+    """Of positions, until a step of so many prompts is full where every other one is useless."""
+    count = 0
+
+    class Position(int):
+        __hash__ = int.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal count
+            count += 1
+            return int(self) == other
+
+    selection, found = dynamic(train={"promptsPerStep": wanted, "overSampling": 2}), {}
+    selection.begin_round(2 * wanted)
+    for i in range(2 * wanted):
+        found |= {Position(i): group for group in complete(i, RIGHT if i % 2 else MIXED).values()}
+        full = selection.choose(found, {})
+    assert full and len(selection.chosen) == len(selection.useless) == wanted
+    return count
+
+
+def test_a_group_that_is_complete_is_compared_with_few_others():
+    """The driver chooses anew after each: with twice the groups it has four times the work of sorting them, not eight times that of a search."""
+    assert comparisons(64) < 6 * comparisons(32)
+
+
 def test_over_sampled_rounds_follow_each_other_as_well():
     selection = dynamic(rounds=2, train={"overSampling": 2})
     selection.begin_round(4)

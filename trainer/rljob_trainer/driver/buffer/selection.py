@@ -50,6 +50,8 @@ class Selection:
         self._round: list[ScoredGroup] = []
         """Those that it has seen since the round began."""
         self._useful: list[int] = []
+        self.useless: list[int] = []
+        """Positions of complete groups that dynamic sampling rejects. Kept, since `choose` asks again with each group that is complete."""
         self._chosen: list[int] = []
 
     def begin_round(self, begun: int) -> None:
@@ -94,11 +96,6 @@ class Selection:
         return {position: self._groups[position] for position in self._chosen}
 
     @property
-    def useless(self) -> list[int]:
-        """Positions of complete groups that dynamic sampling rejects."""
-        return [position for position in self._groups if position not in self._useful]
-
-    @property
     def failed(self) -> list[Outcome]:
         """Samples without a score, of all groups that this step has used up."""
         return [o for group in self._used().values() for o in group if isinstance(o.result, SampleFailed)]
@@ -128,8 +125,9 @@ class Selection:
         new = {position: complete[position] for position in sorted(complete.keys() - self._groups.keys())}
         self._groups |= new
         self._round += new.values()
-        self._useful += [p for p, group in new.items() if not self._dynamic or self._kind(group) == "kept"]
-        self._useful.sort()
+        for position, group in new.items():
+            is_useful = not self._dynamic or self._kind(group) == "kept"
+            (self._useful if is_useful else self.useless).append(position)
 
     def _require_scored(self) -> None:
         require_scored([o for group in self._round for o in group])
@@ -138,7 +136,8 @@ class Selection:
         """Groups that were chosen or rejected; with dynamic sampling also surplus ones, unless they are kept for the next step."""
         if self._dynamic and not self._keeps:
             return self._groups
-        return {p: group for p, group in self._groups.items() if p in self._chosen or p not in self._useful}
+        used = {*self._chosen, *self.useless}
+        return {p: group for p, group in self._groups.items() if p in used}
 
     def _unfilled(self, rounds: int) -> ConfigurationError:
         count = Counter(map(self._kind, self._groups.values()))
