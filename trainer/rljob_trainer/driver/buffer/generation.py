@@ -164,9 +164,12 @@ class Generator:
         home: Home | None = None,
     ) -> None:
         """Generate the rest of a response, which was begun as one of `begun`."""
+        stop, decode = begun.sampling.stop, partial(decoded, self._tokenizer)
         while sample.finish_reason == "abort":
-            further = sample.continuation(begun, index)
+            further, cut = sample.continuation(begun, index), sample.length
             sample.add(*await self._pieces(request, further, (request.group, index), home))
+            if stop:  # of an evaluation, or of an agent's turn
+                sample.end_at(stop, cut, decode)
 
     async def _with_agents(
         self, agent: Agent, request: GroupRequest, samples: Sequence[PartialSample]

@@ -5,7 +5,9 @@ also as another job.
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -39,6 +41,10 @@ def _hash(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6])
 
 
+TOKENS_PER_CHARACTER = 4
+"""At most: each of its bytes may be one."""
+
+
 @dataclass(slots=True)
 class PartialSample:
     """One response as far as it has been generated."""
@@ -65,8 +71,33 @@ class PartialSample:
             self.response = appended(self.response, segment)
         self.finish_reason, self.routed_experts = piece.finish_reason, piece.routed_experts
 
+    def end_at(self, stop: Sequence[str], cut: int, decoded: Callable[[list[int]], str]) -> None:
+        """End behind the first text of `stop` that begins before token `cut` and ends behind it. A server looks for these only in what it writes
+        itself, and has continued from there."""
+        near = TOKENS_PER_CHARACTER * max(map(len, stop))
+        start, end = max(0, cut - near), min(self.length, cut + near)
+        tokens = np.concatenate([np.zeros(0, np.int32), *(s.tokens for s in self.response)])[start:end].tolist()
+
+        def holds_one(count: int) -> bool:
+            written = decoded(tokens[: count - start])
+            return any(text in written for text in stop)
+
+        count = cut + bisect_left(range(cut, end + 1), True, key=holds_one)
+        if count <= end:
+            self.response, self.finish_reason, self.routed_experts = _first(self.response, count), "stop", None
+
     def continuation(self, begun: GenerationRequest, index: int) -> GenerationRequest:
         """The request for the rest of response `index` of `begun`: its prompt is extended by the tokens generated so far."""
         sampling = begun.sampling.model_copy(update={"max_tokens": begun.sampling.max_tokens - self.length})
         tokens = np.concatenate((begun.tokens, *(s.tokens for s in self.response)))
         return GenerationRequest(tokens, 1, sampling, continuation_seed(begun.seed, index, self.length), begun.images)
+
+
+def _first(segments: Sequence[Segment], count: int) -> tuple[Segment, ...]:
+    """Their first `count` tokens."""
+    kept: tuple[Segment, ...] = ()
+    for segment in segments:
+        assert segment.log_probs is not None, "the policy wrote it"
+        own = replace(segment, tokens=segment.tokens[:count], log_probs=segment.log_probs[:count])
+        kept, count = appended(kept, own), count - len(own.tokens)
+    return kept
