@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 
 from rljob_api import names
 from rljob_api.callbacks import nothing
+from rljob_api.spec import RLJobSpec
 from rljob_trainer.driver.buffer.measured import Measure, joined
 from rljob_trainer.driver.buffer.sources import Ready
 from rljob_trainer.driver.done import when_done
@@ -223,6 +224,11 @@ class Buffer(Protocol):
     def first(self) -> Ready | None: ...
 
     def take(self) -> Ready | None: ...
+
+
+def critic_of(spec: RLJobSpec, gangs: Gangs, changed: Callable[[], None]) -> "Critic | None":
+    """None: it is not on ranks of its own, or nothing is trained. Then its ranks continue from no checkpoint, which need not have a critic."""
+    return Critic(gangs.critic, changed) if gangs.critic and not spec.evaluation.only else None
 
 
 class Critic:
