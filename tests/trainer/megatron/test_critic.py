@@ -14,7 +14,7 @@ from trainer.megatron.models import changed_samples, job, make_batch, make_model
 
 pytestmark = pytest.mark.slow
 
-PPO = {"advantage": "gae", "gaeLambda": 0.95, "kl": {"coefficient": 0.02, "where": "reward"}}
+PPO: dict[str, Any] = {"advantage": "gae", "gaeLambda": 0.95, "kl": {"coefficient": 0.02, "where": "reward"}}
 REPLAY = {"batches": {"replay": "/r"}}
 OVERLAP = {"overlap": {"gradReduce": True, "paramGather": True}}
 LAYOUTS: dict[str, dict[str, int]] = {
@@ -99,9 +99,13 @@ def test_while_the_critic_warms_up_the_policy_is_measured_but_does_not_learn(mod
         before = weights(engine)
         first = train_step(engine, make_batch(model, 1))
         same = equal(before, weights(engine))
-        return first, same, train_step(engine, make_batch(model, 2)), equal(before, weights(engine))
+        second = train_step(engine, make_batch(model, 2))
+        return first, same, second, equal(before, weights(engine)), engine.objective.kl_coefficient
 
-    first, same, second, still = run_engines(1, {"": (ppo(model, warmupSteps=1), steps)})[""]
+    adaptive = {"kl": PPO["kl"] | {"adaptive": {"target": 1e-6, "horizon": 16}}}
+    spec = changed(ppo(model, warmupSteps=1), algorithm=adaptive)
+    first, same, second, still, coefficient = run_engines(1, {"": (spec, steps)})[""]
+    assert first["train/kl_coefficient"] == second["train/kl_coefficient"] == 0.02 != coefficient
     assert (same, still) == (True, False)
     assert (first["train/learning_rate"], second["train/learning_rate"]) == (0.0, 1e-3)
     assert first["train_rollout/log_prob_diff_max"] < 1e-5

@@ -203,7 +203,7 @@ class Objective:
         raise NotImplementedError
 
     def after(self, metrics: Mapping[str, float], trajectories: int) -> None:
-        """Called after the last update of a step, for example to adapt a coefficient. `trajectories`: their number."""
+        """Called after the last update of a step in which it learns, for example to adapt a coefficient. `trajectories`: their number."""
 
     def state(self) -> dict[str, Any]:
         """State to save in a checkpoint, JSON."""

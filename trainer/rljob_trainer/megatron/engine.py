@@ -132,7 +132,8 @@ class Engine(ModelRanks):
             with self._policy.routing.replayed():
                 updates = learn(step, objective)
             metrics |= update_metrics(objective, updates) | network.guess_metrics()
-        self.objective.after(metrics, int(columns.answered.sum()))
+        if self.objective.learns(step.batch.step):
+            self.objective.after(metrics, int(columns.answered.sum()))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def log_probs(self, trajectories: Sequence[Trajectory]) -> list[torch.Tensor]:
