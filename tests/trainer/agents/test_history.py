@@ -1,6 +1,7 @@
 """Agents that continue a trajectory whose process was lost: wherever that happens, the trajectory is the one that would have been."""
 
 import asyncio
+import gc
 import pickle
 import tracemalloc
 from collections.abc import Callable
@@ -138,6 +139,28 @@ async def test_what_an_agent_has_of_two_hundred_turns_takes_four_times_the_memor
 
     few, many = await size(50), await size(200)
     assert 3.5 * few < many < 4.5 * few
+
+
+@pytest.mark.parametrize("agent", [tokens_only, messages_only])
+async def test_what_the_driver_has_of_a_trajectory_grows_as_that_does(agent: Agent) -> None:
+    """Whole contexts and conversations of each turn would grow with the square of the turns. References to messages do."""
+
+    async def size(turns: int) -> int:
+        session = session_of(10**6)
+        session._spec = session._spec.model_copy(update={"max_turns": turns})
+        tracemalloc.start()
+        try:
+            await Process(session, 0, True).run(agent)
+            gc.collect()
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(session._answers) == turns
+        return held
+
+    await size(2)  # imports
+    few, many = await size(25), await size(100)
+    assert many < 8 * few
 
 
 async def test_an_answer_of_a_session_that_was_lost_is_not_part_of_the_next() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
+from rljob_trainer.agents.shared import with_objects_of, within
 from rljob_trainer.wire.rollout_server import Parsed, ToolCall
 from rljob_trainer.wire.trajectory import Ints
 
@@ -40,7 +41,11 @@ class Answers:
         return Answers(dict(self._known))
 
     def add(self, turn: int, answered: AnsweredTurn) -> None:
-        self._known[turn] = answered
+        said = with_objects_of(answered.conversation, [known.conversation for known in self._known.values()])
+        contexts = within(answered.recorded.context, [known.recorded.context for known in self._known.values()])
+        for (number, known), context in zip([*self._known.items()], contexts, strict=True):
+            self._known[number] = replace(known, recorded=replace(known.recorded, context=context))
+        self._known[turn] = replace(answered, conversation=said)
 
     @property
     def last(self) -> int:

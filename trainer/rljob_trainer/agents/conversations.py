@@ -5,15 +5,18 @@ import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import eq
 from typing import Any
+
+import numpy as np
 
 from rljob_api.families import ParserNames, parsers_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import Message, PolicyError
 from rljob_trainer.agents.messages import plain, reasoning_of
+from rljob_trainer.agents.shared import with_objects_of, within
 from rljob_trainer.agents.shown_images import ShownImages
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.failure import ConfigurationError
@@ -125,17 +128,21 @@ def encoded(text: str, tokenizer: Tokenizer) -> list[int]:
         raise PolicyError(f"the tokenizer cannot encode {text[:200]!r}: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Known:
     """A conversation that ends with a turn of the policy's."""
 
     messages: list[dict[str, Any]]
     reasoning: list[str]
     """Of each message; a client need not repeat it."""
-    tokens: list[int]
+    tokens: Ints
 
     def is_continued(self, said: list[dict[str, Any]]) -> bool:
         return len(said) > len(self.messages) and said[: len(self.messages)] == self.messages
+
+    def is_same(self, other: "_Known") -> bool:
+        same = (self.messages, self.reasoning) == (other.messages, other.reasoning)
+        return same and np.array_equal(self.tokens, other.tokens)
 
     def likeness(self, reasoning: list[str]) -> tuple[int, int]:
         """The more, the likelier this one is meant: its length, then how much of its reasoning is repeated."""
@@ -167,16 +174,21 @@ class Conversations:
         known = max(beginnings, key=lambda k: k.likeness(reasoning), default=None)
         if known:
             rest, calls = messages[len(known.messages) :], known.messages[-1].get("tool_calls", ())
-            new = reply(known.tokens, rest, self._tokenizer, self._template, calls)
-            return known.tokens + self._shown.expanded(known.tokens, new, rest)
+            before = known.tokens.tolist()
+            new = reply(before, rest, self._tokenizer, self._template, calls)
+            return before + self._shown.expanded(before, new, rest)
         whole = encoded(written(messages, self._tokenizer, self._template, tools), self._tokenizer)
         return self._shown.expanded((), whole, messages)
 
     def add(self, messages: Sequence[Message], answer: Message, tokens: list[int]) -> None:
         """The policy answered, and `tokens` are those of the whole conversation."""
-        whole = (*messages, answer)
-        known = _Known([*map(plain, whole)], [*map(reasoning_of, whole)], tokens)
-        self._known = [*(k for k in self._known if k != known), known]
+        whole, earlier = (*messages, answer), self._known
+        said = with_objects_of([*map(plain, whole)], [k.messages for k in earlier])
+        reasoning = with_objects_of([*map(reasoning_of, whole)], [k.reasoning for k in earlier])
+        known = _Known(said, reasoning, np.array(tokens, np.int32))
+        shared = within(known.tokens, [k.tokens for k in earlier])
+        before = [replace(k, tokens=own) for k, own in zip(earlier, shared, strict=True) if not k.is_same(known)]
+        self._known = [*before, known]
 
 
 def _spoken(message: Message) -> dict[str, Any]:
