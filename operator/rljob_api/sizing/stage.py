@@ -281,12 +281,12 @@ def _networks(spec: RLJobSpec, shape: Shape, share: StageLayers) -> list[ModelBy
     alone = _with_further(share, shape, 0)  # only the policy predicts further
     weights = trained(alone, adam).parameters
     policy = trained(share, adam)
+    if spec.adapters:
+        adapters = shape.adapters(spec.adapters) * share.layers / lay.tensor
+        policy = trained_network(spec, lay, adam, weights, adapters, 0.0)
     if spec.evaluation.only:
         policy = ModelBytes(policy.parameters, 0.0, 0.0, Offload())
         offload = Offload(parameters=offload.parameters)
-    elif spec.adapters:
-        adapters = shape.adapters(spec.adapters) * share.layers / lay.tensor
-        policy = trained_network(spec, lay, adam, weights, adapters, 0.0)
     networks = [_offloaded(policy, offload, adam, width)]
     if spec.critic and names.ROLE_CRITIC in spec.shared:
         c = spec.critic

@@ -3,10 +3,11 @@
 import pytest
 
 from rljob_api.spec.model import MegatronReward, PythonReward, RewardSpec
+from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards import manager as manager_module
 from rljob_trainer.rewards.builtin import mathematics
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
-from rljob_trainer.rewards.rules import PREDICTIONS, RULES, entries_of, validate_row
+from rljob_trainer.rewards.rules import PREDICTIONS, RULES, entries_of, require_texts, validate_row
 from rljob_trainer.workers import process
 
 
@@ -138,3 +139,22 @@ def test_long_responses_with_a_box_are_not_kept(monkeypatch):
     for length in range(3):
         assert mathematics.reward("", "x" * length + "\\boxed{2}", "2")["score"] == 1.0
     assert mathematics._equal.cache_info().currsize == 1
+
+
+@pytest.mark.parametrize(
+    ("reward", "field"),
+    [
+        ({"model": {"path": "/data/scorer"}}, r"spec\.rewards\[1\]\.model"),
+        ({"vllm": {"pool": "scorer"}}, r"spec\.rewards\[1\]\.vllm"),
+        ({"vllm": {"pool": "judge", "judge": {"prompt": "{response}", "score": "([0-9]+)"}}}, ""),
+        ({"rule": "number"}, ""),
+    ],
+)
+def test_a_sample_with_images_is_not_scored_by_a_model_of_tokens_alone(reward: dict[str, object], field: str) -> None:
+    rewards = [RewardSpec(rule="number", data_source="text"), RewardSpec.model_validate(reward)]
+    require_texts(rewards, "text")
+    if not field:
+        return require_texts(rewards, "pictures")
+    with pytest.raises(ConfigurationError, match=f"{field} = set: gets token ids"):
+        require_texts(rewards, "pictures")
+    return None

@@ -9,7 +9,7 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
 
 from rljob_api.spec.model import RewardSpec
-from rljob_trainer.failure import RowProblem
+from rljob_trainer.failure import ConfigurationError, RowProblem
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -144,6 +144,16 @@ def entries_of(rewards: Sequence[RewardSpec], data_source: str) -> list[tuple[in
     """
     named = [(i, r) for i, r in enumerate(rewards) if r.data_source == data_source]
     return named or [(i, r) for i, r in enumerate(rewards) if r.data_source == EVERY_OTHER]
+
+
+def require_texts(rewards: Sequence[RewardSpec], data_source: str) -> None:
+    """Of a sample with images, which an agent may show without spec.data.imageKey. Raises ConfigurationError when an entry that scores it is a model
+    that gets token ids alone: images' tokens stand for nothing without them."""
+    for i, reward in entries_of(rewards, data_source):
+        kind = "model" if reward.model else "vllm" if reward.vllm and not reward.vllm.judge else ""
+        if kind:
+            rule = "gets token ids, and a sample has images"
+            raise ConfigurationError(f"spec.rewards[{i}].{kind}", "set", rule, "use another kind of reward")
 
 
 def validate_row(rewards: Sequence[RewardSpec], data_source: str, answer: str, by_driver: bool) -> RowProblem | None:

@@ -25,6 +25,7 @@ from rljob_trainer.driver.slots import WOKEN_AT_ONCE, Home, Priority, PriorityEv
 from rljob_trainer.reporting.timeline import Timeline
 from rljob_trainer.rewards.manager import RewardManager, apart
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed
+from rljob_trainer.rewards.rules import require_texts
 from rljob_trainer.wire.images import Placed
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest
 from rljob_trainer.wire.rollout_server import Parsed, ParseRequest
@@ -256,6 +257,8 @@ class Generator:
             data_source=row.data_source,
             routed_experts=routed_experts,
         )
+        if sample.images:
+            require_texts(self._spec.rewards, row.data_source)
         try:
             asked = await apart(self._asked, row, sample, rollout.last_turn)
             with self._timeline.working("rewards", "scoring"):
