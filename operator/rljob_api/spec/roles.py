@@ -111,7 +111,8 @@ class ReferenceSpec(GangSpec):
     """Hugging Face directory of a model with the policy's vocabulary, and with its architecture where it takes the policy's place in memory
     (`offload`, without a gang of its own); unset: the policy's starting point."""
     megatron_checkpoint: AbsolutePath | None = None
-    """A torch_dist directory of megatron-core whose weights are taken in place of the safetensors, for example `global_step_100` of another job."""
+    """A torch_dist directory of megatron-core whose weights are taken in place of the safetensors, for example `global_step_100` of another job. What
+    else makes the model, such as its base of rotation, comes from the config.json in `path`, or else from the policy's."""
     offload: bool = True
     """Keep the reference in host memory and exchange it with the policy when it is needed. False: a second copy stays on the GPU. A gang of its own
     has nothing to exchange it with, and keeps it on the GPU."""

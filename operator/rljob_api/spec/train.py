@@ -76,7 +76,7 @@ class TrainSpec(Model):
     `samplesPerPrompt` samples first. Exactly one of `steps` and `epochs`."""
     epochs: PositiveFloat | None = None
     """Passes over the training data in the whole job, in place of `steps`: the trainer counts the data, makes as many steps as cover them, and
-    reports the number. Exactly one of `steps` and `epochs`."""
+    reports the number. Prompts that `dynamicSampling` or `overSampling` leave out are no part of a step. Exactly one of `steps` and `epochs`."""
     samples_per_step: PositiveInt = 64
     """Samples per step, over all ranks: conversations (`task: sft`), pairs (`dpo`, `rewardModel`) or packed sequences of `data.maxTokens`
     (`pretrain`). `task: rl` has `promptsPerStep` and `samplesPerPrompt` instead."""

@@ -187,7 +187,7 @@ def _quotas(draws: int, weights: tuple[float, ...]) -> tuple[int, ...]:
 def steps_of(spec: RLJobSpec, rows: int) -> int:
     """Of the whole job, with so many rows of training data: the last step may begin another epoch.
 
-    With dynamic sampling, prompts that are left out are replaced by others, which are passed sooner than `epochs` says.
+    Prompts that dynamic sampling or over-sampling leave out are replaced by others, which are passed sooner than `epochs` says.
     """
     if spec.train.steps is not None:
         return spec.train.steps
