@@ -396,6 +396,8 @@ def test_a_job_that_only_evaluates_holds_weights_alone() -> None:
         assert host_memory(spec, QWEN_1_5B).offloaded == (
             found["sync"].weights if found["generate"].weights == 0 else 0
         )
+        spec = gpu_spec(processes=1, trainer=trainer, **sections | {"reference": {"offload": True}})
+        assert host_memory(spec, QWEN_1_5B).reference == 0, "nor a reference that waits on the host"
     pairs = gpu_spec(
         processes=1,
         task="dpo",

@@ -82,8 +82,8 @@ def _written(spec: RLJobSpec, stage: Stage) -> float:
 
 def _reference(spec: RLJobSpec, shape: Shape) -> float:
     """Bytes of an offloaded reference, per rank. With adapters the reference is the frozen model itself, unless another is named."""
-    elsewhere = names.ROLE_REFERENCE in spec.gangs or not spec.reference.offload
-    if not spec.has_reference or elsewhere or (spec.model.lora and not spec.reference.path):
+    here = names.ROLE_REFERENCE in spec.shared and spec.reference.offload
+    if not here or (spec.model.lora and not spec.reference.path):
         return 0.0
     lay = Layout.of(spec, names.ROLE_TRAINER)
     tower = shape.tower.parameters() if shape.tower else 0
