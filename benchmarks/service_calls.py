@@ -19,9 +19,9 @@ import yaml
 from benchmarks import step
 from benchmarks.service import EXAMPLES, SECTIONS, merge, serving
 from benchmarks.shapes import MODELS, model_of
+from trainer.gateway.calls_page import PAGE, rows
 
-ROOT = Path(__file__).parents[1]
-PROGRAM, PAGE = ROOT / "tests/trainer/gateway/sdk_calls.py", ROOT / "docs/service-calls.md"
+PROGRAM = Path(__file__).parents[1] / "tests/trainer/gateway/sdk_calls.py"
 SECONDS = 600
 
 
@@ -62,8 +62,7 @@ def manifest(device: str, model: Path) -> dict[str, Any]:
 
 def on_page() -> dict[str, bool]:
     """Whether the newest version's call is served, by call."""
-    cells = [line.strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    return {call.strip().strip("`"): served.strip() == "yes" for call, served, *_ in cells}
+    return {call: served == "yes" for call, (served, *_) in rows(PAGE.read_text()).items()}
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def _unseeing(spec: RLJobSpec) -> Iterator[Violation]:
         if reward.model:
             rule = "reward models on the trainer's ranks read no images"
             yield Violation(f"spec.rewards[{i}].model", "set", rule, "use another kind of reward")
-        if reward.vllm and not reward.vllm.judge:
+        elif reward.scores_tokens:
             rule = "reward models on servers are sent token ids, without images"
             yield Violation(f"spec.rewards[{i}].vllm", "set", rule, "set vllm.judge, or use another kind of reward")
     distillation = spec.algorithm.distillation

@@ -291,3 +291,10 @@ class RewardSpec(Model):
     """A call that takes longer has failed. A failed reward is counted and reported, and its sample leaves the batch; it is never a silent 0."""
     workers: Workers | None = None
     """Call the function in pods of its own. Unset: in processes next to the trainer's rank 0, at most 8. For `python` and `rule: math`."""
+
+    @property
+    def scores_tokens(self) -> str:
+        """Name of the field of a model that is given token ids alone, without images; empty: it is none."""
+        if self.model:
+            return "model"
+        return "vllm" if self.vllm and not self.vllm.judge else ""

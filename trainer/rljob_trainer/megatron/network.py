@@ -226,7 +226,7 @@ class Network:
 
 
 class EvaluatedNetwork(Network):
-    """A model that can be offloaded, and whose loss is measured. By itself it learns nothing, and has neither gradients nor an optimizer."""
+    """A model that can be offloaded, and whose loss is measured. Without `chunks` and `optimizer` it learns nothing."""
 
     def __init__(
         self,

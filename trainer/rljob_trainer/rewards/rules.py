@@ -150,10 +150,11 @@ def require_texts(rewards: Sequence[RewardSpec], data_source: str) -> None:
     """Of a sample with images, which an agent may show without spec.data.imageKey. Raises ConfigurationError when an entry that scores it is a model
     that gets token ids alone: images' tokens stand for nothing without them."""
     for i, reward in entries_of(rewards, data_source):
-        kind = "model" if reward.model else "vllm" if reward.vllm and not reward.vllm.judge else ""
-        if kind:
+        if reward.scores_tokens:
             rule = "gets token ids, and a sample has images"
-            raise ConfigurationError(f"spec.rewards[{i}].{kind}", "set", rule, "use another kind of reward")
+            raise ConfigurationError(
+                f"spec.rewards[{i}].{reward.scores_tokens}", "set", rule, "use another kind of reward"
+            )
 
 
 def validate_row(rewards: Sequence[RewardSpec], data_source: str, answer: str, by_driver: bool) -> RowProblem | None:
