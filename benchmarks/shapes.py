@@ -166,4 +166,5 @@ def write_model(directory: Path = MODEL, shape: dict = QWEN2_1_5B) -> Path:
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=torch.bfloat16)
         model.cpu().save_pretrained(directory)  # which copies parameters of experts
+        torch.cuda.empty_cache()  # or a server that this process starts next would lack it
     return directory
