@@ -114,6 +114,30 @@ def test_generation_takes_about_as_long_as_it_was_measured_to(row: Measured) -> 
     assert modelled(row).generate == pytest.approx(row.generate, rel=0.25)
 
 
+def test_two_servers_on_a_gpu_generate_in_the_part_of_ones_time_that_was_measured() -> None:
+    """One after the other on a slow host (lease QQ), so that their ratio is compared, and not their seconds."""
+    rows = {row["servers_per_gpu"]: row for row in recorded("step-1.5b-h200") if row["lease"] == "QQ"}
+
+    def generated(servers: int) -> float:
+        later = [found for number, found in rows[servers]["steps"].items() if number != "1"]
+        return statistics.mean(found["generate"] for found in later)
+
+    one, two = (modelled(of_job("step-1.5b-h200", rows[servers])).generate for servers in (1, 2))
+    assert two / one == pytest.approx(generated(2) / generated(1), rel=0.15)
+
+
+def test_engines_alone_gain_as_much_on_a_gpu_as_the_model_of_servers_says() -> None:
+    alone = {row["engines"]: row["of_first"] for row in recorded("engines-h200") if row["lease"] == "PP"}
+    (row,) = (row for row in recorded("step-1.5b-h200") if row["lease"] == "QQ" and row["servers_per_gpu"] == 1)
+
+    def generate(servers: int) -> float:
+        shared = row | {"servers_per_gpu": servers, "cache_gib": 32 / servers}
+        return modelled(of_job("step-1.5b-h200", shared)).generate
+
+    for engines, of_first in alone.items():
+        assert generate(1) / generate(engines) == pytest.approx(of_first, rel=0.15)
+
+
 def test_the_time_of_a_product_of_experts_holds_for_leases_that_it_was_not_taken_from() -> None:
     """By the others alone. Without the term the model had 0.34 to 0.48 of what was measured."""
     of_product = [(row.name.partition(":")[0], row.train / modelled(row).train) for row in EXPERTS]

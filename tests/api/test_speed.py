@@ -193,15 +193,26 @@ def test_all_servers_that_are_wanted_generate_however_few_are_required() -> None
     assert generate(8, 1) < generate(4, 1) / 1.5 < generate(1, 1) / 4
 
 
-@pytest.mark.parametrize(("servers", "gib"), [(2, 16), (4, 8)])
-def test_servers_that_share_a_gpu_are_modelled_as_one_with_all_their_samples(servers: int, gib: int) -> None:
-    """Also where the cache has room for a part of them. That they are faster was measured once, and without a job."""
+def taken(shape: Shape, servers: int, cache: float, prompts: int) -> Speed:
+    """With `servers` on the GPU and a cache of so many GiB for each."""
+    rollout = {"serversPerGpu": servers, "vllmArgs": {"kv-cache-memory-bytes": int(cache * 2**30)}}
+    return step(shape, "h200", trainer={"processesPerNode": 1}, rollout=rollout, train={"promptsPerStep": prompts})
 
-    def taken(servers: int, cache: float) -> Speed:
-        arguments = {"vllmArgs": {"kv-cache-memory-bytes": int(cache * 2**30)}}
-        rollout = {"serversPerGpu": servers} | arguments
-        return step(QWEN_7B, trainer={"processesPerNode": 1}, rollout=rollout, train={"promptsPerStep": 256})
 
-    assert taken(servers, gib) == taken(1, 32)
-    assert taken(servers, gib / 8) == taken(1, 4)
-    assert taken(1, 4).generate > 2 * taken(1, 32).generate
+def test_servers_that_share_a_gpu_take_turns_on_it() -> None:
+    """A second one hides what scheduling takes, and each reads the weights once more."""
+    one, two, four = (taken(QWEN_1_5B, servers, 32 / servers, 64).generate for servers in (1, 2, 4))
+    assert two < 0.7 * one and two < four < one
+    few = [taken(QWEN_7B, servers, 32 / servers, 2).generate for servers in (1, 4)]
+    assert few[1] > 2 * few[0], "of few responses the weights are most of what is read"
+
+
+def test_servers_that_share_a_gpu_share_its_cache() -> None:
+    """Half of one's samples at a time, or of two's, take two rounds."""
+    assert taken(QWEN_7B, 1, 2, 64).generate > 1.5 * taken(QWEN_7B, 1, 32, 64).generate
+    assert taken(QWEN_7B, 2, 1, 64).generate > 1.5 * taken(QWEN_7B, 2, 16, 64).generate
+
+
+def test_servers_that_share_a_gpu_change_nothing_but_generation() -> None:
+    one, two = taken(QWEN_1_5B, 1, 32, 64), taken(QWEN_1_5B, 2, 16, 64)
+    assert (one.score, one.train, one.tokens) == (two.score, two.train, two.tokens)

@@ -9,6 +9,7 @@ from kubectl_rljob.planning import NETWORK, Plan, Role, Stages, roles
 from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers import estimates, placement
 from kubectl_rljob.printers.text import plural, table
+from kubectl_rljob.sharing import sharing
 from rljob_api import names
 from rljob_api.families import targets_of
 from rljob_api.rules import Violation
@@ -83,6 +84,8 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
             blocks += [estimates.between_nodes(traffic, plan.cards)]
         if taken := plan.speed():
             blocks += [estimates.step(taken, plan.cards.text if plan.cards else NETWORK)]
+        if faster := sharing(plan):
+            blocks += [estimates.shared(faster)]
         if unpublished := images(plan.spec):
             blocks += [unpublished]
         if not plan.violations:

@@ -5,8 +5,8 @@ Training: training.py.
 Generation: per token of a response the bytes of weights and of keys and values over the rate of the GPU's memory, or the operations over its rate if
 these take longer, and what scheduling costs; in as many rounds as the cache has room for less than all samples. In the mean of the time a sample has
 half of its response. Pipeline stages take turns, with a share of the samples each, so together they read all weights at each step as one does; what
-pods of a server send each other is added without overlap. Servers that share a GPU take as long as one that has all their samples: that they are
-faster was measured once, without a job.
+pods of a server send each other is added without overlap. Servers that share a GPU take turns on it: while one of them schedules, another computes.
+So a decoding step of all takes as long as that of one server with its part of the samples, or as all of them compute, whichever is longer.
 
 Every sample counts at its longest, as everywhere in `plan`.
 """
@@ -65,7 +65,9 @@ def speed(spec: RLJobSpec, shape: Shape, machine: Machine) -> Speed:
     served = wanted_servers(spec) > 0
     apart = served and spec.rollout.placement != "colocated"
     return Speed(
-        generate=_generate(with_one_server_per_gpu(spec), shape, machine) if served else 0.0,
+        generate=_generate(with_one_server_per_gpu(spec), shape, machine, spec.rollout.servers_per_gpu)
+        if served
+        else 0.0,
         score=training.measure(spec, shape, machine),
         train=training.train(spec, shape, machine),
         sync=network.sync(spec, shape).seconds(machine.cards),
@@ -74,24 +76,31 @@ def speed(spec: RLJobSpec, shape: Shape, machine: Machine) -> Speed:
     )
 
 
-def _generate(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
-    """Of all responses of a step on all servers."""
-    amounts, servers, width = Amounts.of(spec), spec.rollout, BYTES[spec.model.dtype]
+def _generate(spec: RLJobSpec, shape: Shape, machine: Machine, sharing: int) -> float:
+    """Of all responses of a step on all servers. `spec` has one server for `sharing` ones that share a GPU."""
+    amounts, servers = Amounts.of(spec), spec.rollout
     t = servers.tensor_parallel
     samples = in_flight(spec) / servers.data_parallel  # of one copy, as what follows
     memory, cache = rollout_memory(spec, shape), cache_memory(spec, shape, machine.memory)
     share = (spec.data.max_prompt_tokens + spec.longest_response / 2) / amounts.longest
     fitting = max(1.0, samples * min(1.0, cache.there / cache.wanted / share))
     rounds = max(1.0, amounts.samples_per_step / max(1, wanted_servers(spec)) / servers.data_parallel / fitting)
-    together = fitting * servers.data_parallel
-    chosen = 1 - (1 - shape.experts_per_token / shape.experts) ** together if shape.experts else 0.0
-    experts = shape.expert * shape.layers
-    weights = width * ((shape.parameters - experts) + chosen * experts / servers.data_parallel) / t
+    weights = sharing * _weights_read(spec, shape, fitting / sharing * servers.data_parallel)
     read = (weights + fitting * memory.kv_cache / samples * share) / (machine.rates.memory * READING)
     rate = t * servers.pipeline_parallel * training.rate(spec, machine) * DECODING
     computed = fitting * shape.work.token / rate
     exchanged = 2 * shape.layers * EXCHANGE if t > 1 else 0.0
-    besides = STEP + SCHEDULING * fitting
+    besides = STEP + SCHEDULING * fitting / sharing
+    on_gpu = max(read, computed) + exchanged
+    decoding = max(on_gpu / sharing + besides, on_gpu)
     between = network.generation(spec, shape).seconds(machine.cards)
     prompt = spec.data.max_prompt_tokens * fitting * shape.work.token / rate
-    return rounds * (spec.longest_response * (max(read, computed) + exchanged + besides) + prompt) + between
+    return rounds * (spec.longest_response * decoding + prompt) + between
+
+
+def _weights_read(spec: RLJobSpec, shape: Shape, together: float) -> float:
+    """Bytes that a GPU reads for one token of `together` responses: of experts, those that their tokens choose."""
+    chosen = 1 - (1 - shape.experts_per_token / shape.experts) ** together if shape.experts else 0.0
+    experts = shape.expert * shape.layers
+    read = (shape.parameters - experts) + chosen * experts / spec.rollout.data_parallel
+    return BYTES[spec.model.dtype] * read / spec.rollout.tensor_parallel
