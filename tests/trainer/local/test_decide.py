@@ -15,7 +15,7 @@ from rljob_api.protocol import Checkpoint, Failure, Point, Progress, Report
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.manifest import MOUNTED, load, mounted
-from rljob_trainer.local.progress import Display, Wait, continued, duration, left, status_line, summary
+from rljob_trainer.local.progress import Display, Wait, continued, duration, left, restarted, status_line, summary
 
 CAUSE = Failure(kind="application", rank=1, exception="ValueError", message="the loss is a banana", time=2)
 SYMPTOM = Failure(kind="collective", exception="RuntimeError", message="connection closed by peer", time=1)
@@ -81,6 +81,9 @@ def test_a_failed_member_stops_the_others_and_then_the_next_attempt_opens() -> N
     following = advance(stopping, seen(ended("t0", "failed", SYMPTOM), ended("t1", "failed", CAUSE)), "run", 3)
     assert isinstance(following, LocalState)
     assert (following.attempt, following.command, following.failures) == (2, "run", 1)
+    assert restarted(stopping, following, 3) == (
+        "attempt 1 failed: rank 1: ValueError: the loss is a banana; attempt 2 begins (restart 1 of at most 3)"
+    )
 
 
 def test_more_failures_than_max_restarts_end_the_job_with_the_cause_not_the_symptom() -> None:

@@ -24,6 +24,8 @@ class LocalState:
     """Role of the pod that said so."""
     failures: int = 0
     """Attempts that failed before."""
+    failed: str = ""
+    """Why the last one of them did."""
     before: int = 0
     """The last attempt of earlier runs in the same directory."""
 
@@ -88,7 +90,8 @@ def _open(state: LocalState, seen: Seen) -> LocalState:
         for role, i, r in launchers
         if r
     )
-    return LocalState(max(state.attempt, state.before) + 1, members, "run", failures=state.failures)
+    attempt = max(state.attempt, state.before) + 1
+    return LocalState(attempt, members, "run", failures=state.failures, failed=state.failed)
 
 
 def _closed(
@@ -104,10 +107,10 @@ def _closed(
     role, cause = cause_of_role or (names.ROLE_TRAINER, UNASKED)
     if cause.kind == "configuration":
         return JobEnd(1, cause.message)
+    why = describe(role, cause)
     if state.failures >= max_restarts:
-        why = describe(role, cause)
         return JobEnd(1, f"attempt {state.attempt} failed, and spec.lifecycle.maxRestarts is {max_restarts}: {why}")
-    opened = _open(LocalState(state.attempt, failures=state.failures + 1), seen)
+    opened = _open(LocalState(state.attempt, failures=state.failures + 1, failed=why), seen)
     return opened if opened.attempt > state.attempt else state
 
 

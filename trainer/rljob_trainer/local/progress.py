@@ -44,6 +44,11 @@ def status_line(state: LocalState, seen: Seen) -> str:
     return f"{before}{': ' if before else ''}{_progress(running(state, seen))}; {counts}"
 
 
+def restarted(before: LocalState, now: LocalState, most: int) -> str:
+    """Why an attempt failed, when the next one begins. `most`: restarts that the job may have."""
+    return f"attempt {before.attempt} failed: {now.failed}; attempt {now.attempt} begins (restart {now.failures} of at most {most})"
+
+
 def running(state: LocalState, seen: Seen) -> Progress | None:
     """Progress of the attempt that runs."""
     return next((r.progress for r in seen.trainers.values() if r and _runs(r, state) and r.progress), None)

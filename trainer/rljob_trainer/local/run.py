@@ -21,7 +21,16 @@ from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.earlier import Earlier, Waits, last_attempt, remember_rewards
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Gateway, LocalServer, Processes
-from rljob_trainer.local.progress import Display, Evaluations, continued, running, status_line, summary, warnings
+from rljob_trainer.local.progress import (
+    Display,
+    Evaluations,
+    continued,
+    restarted,
+    running,
+    status_line,
+    summary,
+    warnings,
+)
 from rljob_trainer.machine import free_port, gpus, loopback
 from rljob_trainer.pod.settings import DRIVER, RANK
 
@@ -135,6 +144,8 @@ class Here:
                     if following.code == INTERRUPTED:
                         print(f"to go on: {again}" if self._gateway else continued(seen, again))
                     return following
+                if following.failures > self._state.failures:
+                    self._display.say(restarted(self._state, following, self._spec.lifecycle.max_restarts))
                 self._state = following
                 self._replicas = [one.advance(seen.servers, self._address, free_port) for one in self._replicas]
                 self._write_control(seen)
