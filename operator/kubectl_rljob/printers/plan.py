@@ -1,6 +1,6 @@
 """The page of `plan`: what a spec amounts to, and what is wrong with it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -41,51 +41,14 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
     """Amounts as far as they can be computed, then the verdict."""
     blocks = [f"RLJob {plan.name}"]
     if plan.spec is not None:
-        cut, whole_layout = plan.stages(), not plan.breaks("spec.trainer.parallelism")
-        gangs = {role: not plan.breaks(f"{plan.spec.field_of(role)}.parallelism") for role in plan.spec.gangs}
-        whole_batch = whole_layout and not plan.breaks("spec.train.miniBatches")
-        facts = {
-            "Layout": [
-                layout(plan.spec, names.ROLE_TRAINER, whole_layout),
-                *([stages(cut)] if cut else []),
-                *(f"{role}: {layout(plan.spec, role, whole)}" for role, whole in gangs.items()),
-            ],
-            "Batch": batch(plan.spec, whole_batch),
-            "Tokens": tokens(plan.spec),
-            "Model": [model(plan.model), *adapters(plan.spec.model.lora, plan)],
-        }
-        blocks += [
-            "\n".join(
-                f"{f'{key}:' if not i else '':<9}{text}" for key, of in facts.items() for i, text in enumerate(of)
-            )
-        ]
+        blocks += [facts(plan, plan.spec)]
         blocks += [defaults(plan)] if plan.taken or plan.unread else []
-        blocks += [pods(plan.spec)]
-        blocks += memory(plan, plan.spec)
-        if host := plan.host():
-            blocks += estimates.of_host("trainer", host, plan.spec.trainer.template.memory_limit)
-        if cache := plan.cache():
-            blocks += [estimates.cache(cache, plan.device, plan.spec.rollout.servers_per_gpu)]
-        if ways := plan.ways():
-            blocks += [estimates.ways(ways, plan.spec, plan.uncertain_room())]
-        if uncounted := plan.not_counted():
-            blocks += [estimates.not_counted(uncounted)]
-        if arriving := plan.arrival():
-            place, held = arriving
-            blocks += [
-                *([estimates.arrival(place)] if place.copies or place.where == "in place" else []),
-                *estimates.of_host("rollout", held, plan.spec.rollout.template.memory_limit),
-            ]
-        blocks += [estimates.pool_cache(*of_pool) for of_pool in plan.pool_caches().items()]
-        if space := plan.volume():
-            of_service = plan.spec.task == "service"
-            blocks += [estimates.volume_of_clients(space) if of_service else estimates.volume(space)]
-        if traffic := plan.traffic():
-            blocks += [estimates.between_nodes(traffic, plan.cards)]
-        if taken := plan.speed():
-            blocks += [estimates.step(taken, plan.cards.text if plan.cards else NETWORK)]
-        if faster := sharing(plan):
-            blocks += [estimates.shared(faster)]
+        blocks += [
+            pods(plan.spec),
+            *memory(plan, plan.spec),
+            *servers(plan, plan.spec),
+            *bytes_and_seconds(plan, plan.spec),
+        ]
         if unpublished := images(plan.spec):
             blocks += [unpublished]
         if not plan.violations:
@@ -96,6 +59,54 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
     if unusual := plan.advice():
         blocks += [advice(unusual)]
     return "\n\n".join([*blocks, verdict(plan.violations, plan.misfits(), plan.doubts())])
+
+
+def facts(plan: Plan, spec: RLJobSpec) -> str:
+    """How ranks and batches are divided, and what is trained."""
+    cut, whole_layout = plan.stages(), not plan.breaks("spec.trainer.parallelism")
+    gangs = {role: not plan.breaks(f"{spec.field_of(role)}.parallelism") for role in spec.gangs}
+    named = {
+        "Layout": [
+            layout(spec, names.ROLE_TRAINER, whole_layout),
+            *([stages(cut)] if cut else []),
+            *(f"{role}: {layout(spec, role, whole)}" for role, whole in gangs.items()),
+        ],
+        "Batch": batch(spec, whole_layout and not plan.breaks("spec.train.miniBatches")),
+        "Tokens": tokens(spec),
+        "Model": [model(plan.model), *adapters(spec.model.lora, plan)],
+    }
+    return "\n".join(f"{f'{key}:' if not i else '':<9}{text}" for key, of in named.items() for i, text in enumerate(of))
+
+
+def servers(plan: Plan, spec: RLJobSpec) -> Iterator[str]:
+    """What hosts hold, and the room of servers for keys, values and the next policy."""
+    if host := plan.host():
+        yield from estimates.of_host("trainer", host, spec.trainer.template.memory_limit)
+    if cache := plan.cache():
+        yield estimates.cache(cache, plan.device, spec.rollout.servers_per_gpu)
+    if ways := plan.ways():
+        yield estimates.ways(ways, spec, plan.uncertain_room())
+    if uncounted := plan.not_counted():
+        yield estimates.not_counted(uncounted)
+    if arriving := plan.arrival():
+        place, held = arriving
+        if place.copies or place.where == "in place":
+            yield estimates.arrival(place)
+        yield from estimates.of_host("rollout", held, spec.rollout.template.memory_limit)
+    for pool, there in plan.pool_caches().items():
+        yield estimates.pool_cache(pool, there)
+
+
+def bytes_and_seconds(plan: Plan, spec: RLJobSpec) -> Iterator[str]:
+    """Of the volume, between nodes, and of a step."""
+    if space := plan.volume():
+        yield estimates.volume_of_clients(space) if spec.task == "service" else estimates.volume(space)
+    if traffic := plan.traffic():
+        yield estimates.between_nodes(traffic, plan.cards)
+    if taken := plan.speed():
+        yield estimates.step(taken, plan.cards.text if plan.cards else NETWORK)
+    if faster := sharing(plan):
+        yield estimates.shared(faster)
 
 
 def memory(plan: Plan, spec: RLJobSpec) -> list[str]:
