@@ -15,7 +15,17 @@ from rljob_api.protocol import Checkpoint, Failure, Point, Progress, Report
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.manifest import MOUNTED, load, mounted
-from rljob_trainer.local.progress import Display, Wait, continued, duration, left, restarted, status_line, summary
+from rljob_trainer.local.progress import (
+    Display,
+    Wait,
+    continued,
+    duration,
+    failures,
+    left,
+    restarted,
+    status_line,
+    summary,
+)
 
 CAUSE = Failure(kind="application", rank=1, exception="ValueError", message="the loss is a banana", time=2)
 SYMPTOM = Failure(kind="collective", exception="RuntimeError", message="connection closed by peer", time=1)
@@ -82,7 +92,7 @@ def test_a_failed_member_stops_the_others_and_then_the_next_attempt_opens() -> N
     assert isinstance(following, LocalState)
     assert (following.attempt, following.command, following.failures) == (2, "run", 1)
     assert restarted(stopping, following, 3) == (
-        "attempt 1 failed: rank 1: ValueError: the loss is a banana; attempt 2 begins (restart 1 of at most 3)"
+        "attempt 2 begins (restart 1 of at most 3), since attempt 1 failed: rank 1: ValueError: the loss is a banana"
     )
 
 
@@ -103,6 +113,14 @@ def test_a_rollout_that_refuses_its_arguments_ends_the_job() -> None:
     mistake = Failure(kind="configuration", message="vLLM refused its arguments")
     state = seen(running("t0"), running("t1"), rollout=report("r0", failure=mistake))
     assert advance(FIRST, state, "run", 3) == JobEnd(1, mistake.message)
+
+
+def test_servers_that_ended_are_named_until_they_are_ready_but_for_mistakes_which_end_the_job() -> None:
+    full = Failure(kind="application", exception="ValueError", message="no memory for the cache", time=3)
+    mistake = Failure(kind="configuration", message="vLLM refused its arguments")
+    pools = {"judge": {"j0": report("j0", failure=CAUSE), "j1": report("j1", failure=mistake), "j2": None}}
+    assert failures(replace(seen(rollout=report("r0", failure=full)), pools=pools)) == {"r0": full, "j0": CAUSE}
+    assert failures(IDLE) == {}
 
 
 def test_a_pool_that_refuses_its_arguments_ends_the_job_and_has_its_count_in_the_line() -> None:

@@ -103,9 +103,10 @@ def test_a_job_survives_a_killed_rank_and_a_killed_launcher_and_succeeds(runs: l
     kill(launcher)
     pids = [run.pid(3, who) for who in (0, 1, "driver")]
     run.says("attempt 3: step 3/10; trainers 2/2")
-    assert "attempt 1 failed: rank 1: " in run.output()
+    assert "attempt 2 begins (restart 1 of at most 3), since attempt 1 failed: rank 1: " in run.output()
     assert (
-        "attempt 2 failed: LauncherLost: the launcher ended; attempt 3 begins (restart 2 of at most 3)" in run.output()
+        "attempt 3 begins (restart 2 of at most 3), since attempt 2 failed: LauncherLost: the launcher ended"
+        in run.output()
     )
     (run.root / "finish-3").touch()
     assert run.end() == (0, "local: succeeded")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rljob_api.metrics import EVALUATION_METRICS
-from rljob_api.protocol import Command, Progress, Report
+from rljob_api.protocol import Command, Failure, Progress, Report
 from rljob_trainer.local.decide import LocalState, Seen
 
 STEADY = ("evaluating", "generating", "scoring", "training", "syncing", "saving")
@@ -46,7 +46,8 @@ def status_line(state: LocalState, seen: Seen) -> str:
 
 def restarted(before: LocalState, now: LocalState, most: int) -> str:
     """Why an attempt failed, when the next one begins. `most`: restarts that the job may have."""
-    return f"attempt {before.attempt} failed: {now.failed}; attempt {now.attempt} begins (restart {now.failures} of at most {most})"
+    count = f"restart {now.failures} of at most {most}"
+    return f"attempt {now.attempt} begins ({count}), since attempt {before.attempt} failed: {now.failed}"
 
 
 def running(state: LocalState, seen: Seen) -> Progress | None:
@@ -57,6 +58,15 @@ def running(state: LocalState, seen: Seen) -> Progress | None:
 def warnings(seen: Seen) -> list[str]:
     """What the trainer warns of."""
     return next((r.progress.warnings for r in seen.trainers.values() if r and r.progress), [])
+
+
+def failures(seen: Seen) -> dict[str, Failure]:
+    """Why servers ended that are not ready again, by pod. A mistake in their arguments ends the job."""
+    return {
+        pod: report.failure
+        for pod, report in seen.servers.items()
+        if report and report.failure and report.failure.kind != "configuration"
+    }
 
 
 def _ready(servers: Mapping[str, Report | None]) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.manifest import ManifestError
-from rljob_api.protocol import Command, Control, GangAddress, Report, Resume, RolloutEndpoint
+from rljob_api.protocol import Command, Control, Failure, GangAddress, Report, Resume, RolloutEndpoint
 from rljob_api.spec.processes import Servers
 from rljob_api.text import http_url
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
+from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance, described
 from rljob_trainer.local.earlier import Earlier, Waits, last_attempt, remember_rewards
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Gateway, LocalServer, Processes
@@ -25,6 +25,7 @@ from rljob_trainer.local.progress import (
     Display,
     Evaluations,
     continued,
+    failures,
     restarted,
     running,
     status_line,
@@ -110,6 +111,8 @@ class Here:
         self._written: Control | None = None
         self._display, self._waits = Display(sys.stdout), Waits(job.spec)
         self._warned: list[str] = []
+        self._failed: dict[str, Failure] = {}
+        """What was said of servers, by pod."""
         self._metrics = names.metrics_file(root)
         self._evaluations = Evaluations(self._metrics)
 
@@ -232,6 +235,11 @@ class Here:
             if text not in self._warned:
                 self._warned.append(text)
                 self._display.say(f"warning: {text}")
+        for pod, failure in failures(seen).items():
+            if failure != self._failed.get(pod):
+                self._failed[pod] = failure
+                log = self._processes.log(pod)
+                self._display.say(f"{pod} ended and starts again, its log is {log}: {described(failure)}")
         progress = running(self._state, seen)
         begun = progress is not None and progress.started_from is not None and bool(progress.history)
         done = progress.step / progress.steps if progress and begun and progress.steps else None
