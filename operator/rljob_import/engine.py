@@ -12,7 +12,7 @@ from rljob_api.rules.advice import on_purpose
 from rljob_api.spec import RLJobSpec
 from rljob_import import Options
 from rljob_import.settings import REFUSED, Given, NotANumber, Settings, SettingsRule, System, said_of_rows, show
-from rljob_import.table import Field, Note, Outcome, Problem, Said
+from rljob_import.table import Field, Note, Outcome, Problem, Said, same_value
 
 NAME = "metadata.name"
 MOST_NAMED = 3
@@ -77,7 +77,20 @@ def _imported(settings: Settings, answers: Iterable[Answer]) -> Imported:
     for said in _of_sections_read((said for answer in answers for said in answer.said), unread(settings)):
         _take(imported, said)
     _say_what_is_never_due(imported)
+    _say_what_has_another_value(imported, settings)
     return imported
+
+
+def _say_what_has_another_value(imported: Imported, settings: Settings) -> None:
+    """In place of a note that a field has a key's value already, where it has another one."""
+    claimed = {given.name: given for given in settings.given.values() if given.row.equals}
+    values = dict(_leaves(imported.spec)) if claimed else {}
+    for i, note in enumerate(imported.notes):
+        given = claimed.get(*note.keys) if len(note.keys) == 1 and note.outcome is Outcome.IMPLIED else None
+        if given:
+            ours = values.get(given.row.equals, default_of(given.row.equals))
+            if not same_value(ours, given.value):
+                imported.notes[i] = given.note(Outcome.CHANGED, f"{given.row.equals} is {show(ours)}")
 
 
 def _say_what_is_never_due(imported: Imported) -> None:

@@ -44,6 +44,8 @@ class Row:
     """Other names of the key."""
     known: frozenset[str] = frozenset()
     """Of a key that ends in `.*`: what may stand in that place; empty: anything."""
+    equals: str = ""
+    """Of an implied key: the field of the spec that has its value already. Another value is reported as changed."""
 
 
 def same(value: Any) -> Any:
@@ -62,9 +64,11 @@ def read(key: str, field: str, default: Any = None, also: tuple[str, ...] = (), 
     return Row(key, field, text, default, also=also)
 
 
-def implied(key: str, text: str = "an RLJob needs no such setting", also: tuple[str, ...] = ()) -> Row:
+def implied(
+    key: str, text: str = "an RLJob needs no such setting", also: tuple[str, ...] = (), equals: str = ""
+) -> Row:
     """A key that needs no field."""
-    return Row(key, text=text, outcome=Outcome.IMPLIED, also=also)
+    return Row(key, text=text, outcome=Outcome.IMPLIED, also=also, equals=equals)
 
 
 def must(key: str, value: Any, text: str, also: tuple[str, ...] = ()) -> Row:

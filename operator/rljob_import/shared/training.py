@@ -11,28 +11,39 @@ from rljob_import.table import Field, Problem, Said
 
 @dataclass(frozen=True)
 class Length:
-    """Keys of a number of steps, which wins, and of epochs; `per_step` rows are used in a step."""
+    """Keys of a number of steps, which wins, and of epochs; `per_step` rows are used in a step. No key of steps: epochs alone count."""
 
     steps: str
     epochs: str
     per_step: int
+    first: bool = False
+    """Whether what ends first counts, in place of the steps."""
 
     def total(self, settings: Settings) -> int | None:
         """Steps of the whole job; None: it takes the number of rows to say."""
-        if self._counted(settings):
-            return settings.integer(self.steps)
+        of_epochs = self._of_epochs(settings)
+        if not self._counted(settings):
+            return of_epochs
+        steps = settings.integer(self.steps)
+        return min(steps, of_epochs) if self.first and of_epochs else steps
+
+    def _of_epochs(self, settings: Settings) -> int | None:
         if settings.options.rows is None or settings[self.epochs] is None:
             return None
         return max(1, int(settings.options.rows // max(1, self.per_step) * settings.number(self.epochs)))
 
     def _counted(self, settings: Settings) -> bool:
-        return settings[self.steps] is not None and settings.number(self.steps) > 0
+        return bool(self.steps) and settings[self.steps] is not None and settings.number(self.steps) > 0
 
     def said(self, settings: Settings) -> Iterator[Said]:
         total = self.total(settings)
         if self._counted(settings):
-            yield settings.field("train.steps", total, self.steps)
-            if self.epochs in settings:
+            ended = self.first and total != settings.integer(self.steps)
+            yield settings.field("train.steps", total, *([self.epochs] if ended else []), self.steps)
+            if self.first and settings.options.rows is None:
+                text = f"it ends there after {settings.number(self.epochs):g} epochs if these come first: give --rows N"
+                yield settings.changed(self.epochs, text)
+            elif self.epochs in settings and not ended:
                 yield settings.implied(self.epochs, f"{self.steps} decides")
         elif settings[self.epochs] is None:
             yield Problem(self.steps, f"neither {self.steps} nor {self.epochs} says how long to train")

@@ -149,11 +149,22 @@ def amounts(settings: Settings) -> Iterator[Said]:
     each, steps = settings.integer("per_device_train_batch_size"), settings.integer("gradient_accumulation_steps")
     keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
     yield settings.field("train.samplesPerStep", each * steps * copies, *keys, why=f"x {copies} data-parallel ranks")
+    yield from packs(settings)
     longest = layout.aligned(settings.integer("cutoff_len")) * (2 if settings["stage"] in PAIRS else 1)
     yield settings.field("train.tokensPerMicroBatch", each * longest, keys[0], "cutoff_len")
     length = Length("max_steps", "num_train_epochs", each * steps * copies)
     yield from length.said(settings)
     yield from Warmup("warmup_steps", "warmup_ratio").said(settings, length.total(settings), 1)
+
+
+def packs(settings: Settings) -> Iterator[Said]:
+    """What a sample of a batch is: there conversations up to cutoff_len tokens, where they are packed."""
+    key = next((key for key in ("neat_packing", "packing") if settings[key]), None)
+    if settings["stage"] == "sft" and key:
+        text = "a sample is one conversation here, and there as many as fit into cutoff_len tokens"
+        yield settings.changed(key, f"{text}: multiply train.samplesPerStep, and divide train.steps, by their number")
+    elif settings["stage"] == "pt" and "packing" in settings and not settings["packing"]:
+        yield settings.changed("packing", "documents are packed into sequences of data.maxTokens")
 
 
 def schedule(settings: Settings) -> Iterator[Said]:

@@ -98,9 +98,10 @@ DATA = (
     lacks("tool_format", "conversations have no tools"),
     lacks("tokenized_path", "data are tokenised by the job"),
     *(
-        implied(key, "samples are always packed, and do not see each other")
-        for key in ("packing", "neat_packing", "use_packed_sequences")
+        read(key, "", text="samples are always packed, do not see each other, and are counted one by one")
+        for key in ("packing", "neat_packing")
     ),
+    implied("use_packed_sequences", "samples are always packed, and do not see each other"),
     becomes("disable_shuffling", "data.shuffle", convert=operator.not_),
     becomes("seed", "data.seed", 42),
     *(

@@ -48,7 +48,7 @@ DATA = (
     read("eval_dataset", "data.validation"),
     becomes("cutoff_len", "data.maxTokens", 2048),
     becomes("seed", "data.seed", 42),
-    implied("batching_strategy", "samples are packed up to tokensPerMicroBatch, and do not see each other"),
+    read("batching_strategy", "", "normal", text="samples are always packed, and counted one by one"),
     implied("batching_workers"),
     *(implied(key, "of its chat, not of training") for key in ("sample_backend", "max_new_tokens")),
 )
@@ -217,6 +217,9 @@ def amounts(settings: Settings) -> Iterator[Said]:
     batch = settings.integer("global_batch_size") if given else each * copies
     keys = ("global_batch_size",) if given else ("micro_batch_size",)
     yield settings.field("train.samplesPerStep", batch, *keys, why="" if given else f"x {copies} data-parallel ranks")
+    if str(settings["batching_strategy"]).startswith("dynamic"):
+        text = "a step has as many samples as global_batch_size says; there as many as fit into that many times cutoff_len tokens"
+        yield settings.changed("batching_strategy", f"{text}: raise train.samplesPerStep")
     longest = layout.aligned(settings.integer("cutoff_len")) * (2 if task(settings) in PAIRS else 1)
     yield settings.field("train.tokensPerMicroBatch", each * longest, "micro_batch_size", "cutoff_len")
     yield from Length("max_steps", "num_train_epochs", batch).said(settings)

@@ -16,15 +16,13 @@ from rljob_import.shared.megatron import (
     transformer_config,
     virtual_pipeline,
 )
-from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, Length, Warmup, own
+from rljob_import.shared.training import Length, Warmup
 from rljob_import.shared.values import divisor
+from rljob_import.systems.rlinf.algorithm import algorithm
 from rljob_import.systems.rlinf.reasoning_rows import ROWS
 from rljob_import.systems.rlinf.rows import OFFLOAD
 from rljob_import.table import Field, Note, Outcome, Problem, Said
 
-LOSSES = ("actor", "actor_critic", "ppo")
-"""All of them PPO's."""
-ADVANTAGES = {"grpo": "grpo", "gae": "gae", "reinpp": "reinforce++", "rloo": "rloo"}
 WRITTEN_BY_A_CLASS = (
     ". Prompts of its sft are written by a class of RLinf's (data.dataset_name): store them as messages, and write a job of `task: sft`, with"
     " data.imageKey for pictures (docs/sft.md)"
@@ -128,82 +126,6 @@ def micro_batches(settings: Settings) -> Iterator[Said]:
         )
 
 
-def algorithm(settings: Settings) -> Iterator[Said]:
-    key = "algorithm.adv_type"
-    ours = ADVANTAGES.get(settings[key])
-    if ours is None:
-        yield from own(settings, key, "advantage", ADVANTAGES)
-    if ours == "reinforce++" and settings["algorithm.use_reinpp_baseline"]:
-        ours = "reinforce++-baseline"
-    if ours is not None:
-        yield settings.field("algorithm.advantage", ours, key)
-    if ours == "grpo" and settings["algorithm.normalize_advantages"] is False:
-        yield settings.field("algorithm.group.divideByStd", False, "algorithm.normalize_advantages")
-    if ours == "gae":
-        yield settings.field("critic", {}, key)
-        yield settings.field(
-            "algorithm.gaeLambda", float(settings.number("algorithm.gae_lambda")), "algorithm.gae_lambda"
-        )
-    if ours in ("gae", "reinforce++") and settings.number("algorithm.gamma") != 1:
-        yield settings.field("algorithm.gamma", float(settings.number("algorithm.gamma")), "algorithm.gamma")
-    if settings["algorithm.loss_type"] not in LOSSES:
-        yield from own(settings, "algorithm.loss_type", "loss", LOSSES)
-    for side in ("low", "high"):
-        name = f"algorithm.clip_ratio_{side}"
-        name = name if name in settings else "algorithm.ratio_clip_eps"
-        yield settings.field(f"algorithm.clip.{side}", float(settings.number(name)), name)
-    aggregation = "algorithm.loss_agg_func"
-    if settings[aggregation] not in AGGREGATIONS:
-        yield settings.lacking(aggregation, f"the aggregations are {', '.join(AGGREGATIONS)}; token-mean in its place")
-    yield settings.field("algorithm.aggregation", AGGREGATIONS.get(settings[aggregation], "tokenMean"), aggregation)
-    yield from kl(settings)
-    yield from kl_in_reward(settings)
-    yield from correction(settings)
-
-
-def kl(settings: Settings) -> Iterator[Said]:
-    if settings.number("algorithm.kl_beta"):
-        kind = "algorithm.kl_penalty_type"
-        estimator = ESTIMATORS.get(settings[kind])
-        yield settings.field(
-            "algorithm.kl.coefficient", float(settings.number("algorithm.kl_beta")), "algorithm.kl_beta"
-        )
-        if estimator == "k1":
-            yield settings.changed(kind, "k2 in its place: the expected gradient of k1 in the loss is zero")
-            estimator = "k2"
-        elif estimator is None:
-            yield settings.lacking(kind, "the estimators are k2 and k3; k3 in its place")
-        yield settings.field("algorithm.kl.estimator", estimator or "k3", kind)
-
-
-def kl_in_reward(settings: Settings) -> Iterator[Said]:
-    """REINFORCE++ takes its penalty from the rewards."""
-    key, kind = "algorithm.reinpp_kl_beta", "algorithm.kl_penalty_type"
-    if not settings.number(key):
-        return
-    if settings["algorithm.adv_type"] != "reinpp":
-        yield settings.implied(key, "read with adv_type reinpp only")
-    elif settings.number("algorithm.kl_beta"):
-        yield settings.lacking(key, "one penalty at a time: that of the loss is kept")
-    else:
-        yield settings.field("algorithm.kl.coefficient", float(settings.number(key)), key)
-        yield settings.field("algorithm.kl.where", "reward", key)
-        yield settings.field("algorithm.kl.estimator", ESTIMATORS.get(settings[kind], "k1"), kind)
-
-
-def correction(settings: Settings) -> Iterator[Said]:
-    fix, target = "algorithm.importance_sampling_fix", "algorithm.rolloutCorrection"
-    if not settings["algorithm.recompute_logprobs"]:
-        yield settings.field(f"{target}.bypass", True, "algorithm.recompute_logprobs")
-    elif settings[fix]:
-        cap = "algorithm.importance_sampling_clip"
-        yield settings.field(f"{target}.importanceSampling", "token", fix)
-        yield settings.field(f"{target}.cap", float(settings.number(cap)), cap)
-    rounds = "algorithm.max_num_gen_batches"
-    if settings.integer(rounds) > 1:
-        yield settings.field("algorithm.dynamicSampling.maxRounds", settings.integer(rounds), rounds)
-
-
 def layout(settings: Settings) -> Iterator[Said]:
     backend, key = "actor.training_backend", "actor.fsdp_config.gradient_checkpointing"
     if settings[backend] != "megatron":
@@ -250,7 +172,7 @@ def rewards(settings: Settings) -> Iterator[Said]:
     if settings[kind] != "math":
         yield settings.lacking(kind, "math in its place; judge it with a python or http reward of your own")
     yield settings.field("rewards", [{"rule": "math"}], kind)
-    grouped = settings["algorithm.adv_type"] == "grpo" and settings["algorithm.normalize_advantages"]
+    grouped = settings["algorithm.adv_type"] == "grpo"
     text = "right is 1 and wrong is 0 here, not -1: " + (
         "the same advantages, which are normalised"
         if grouped

@@ -11,13 +11,13 @@ ALGORITHM = (
     read("algorithm.n_minibatches", "train.miniBatches", 1),
     read("algorithm.training_batch_size_per_gpu", "train.tokensPerMicroBatch", 1, text="x runner.seq_length"),
     read("algorithm.adv_type", "algorithm.advantage", "grpo"),
-    read("algorithm.normalize_advantages", "algorithm.group.divideByStd", True),
+    read("algorithm.normalize_advantages", "", True, text="as algorithm.advantage says"),
     read("algorithm.gamma", "algorithm.gamma", 1.0),
     read("algorithm.gae_lambda", "algorithm.gaeLambda", 1.0),
     read("algorithm.ratio_clip_eps", "algorithm.clip.low, algorithm.clip.high", 0.2),
     read("algorithm.clip_ratio_low", "algorithm.clip.low"),
     read("algorithm.clip_ratio_high", "algorithm.clip.high"),
-    becomes("algorithm.clip_ratio_c", "algorithm.clip.dual"),
+    read("algorithm.clip_ratio_c", "algorithm.clip.dual", text="unset: 3 with FSDP"),
     read("algorithm.kl_beta", "algorithm.kl.coefficient", 0.0),
     read(
         "algorithm.reinpp_kl_beta",
@@ -47,7 +47,11 @@ ALGORITHM = (
         for key in ("shuffle_rollout", "calculate_entropy", "max_inflight_gen_batches", "huber_delta")
     ),
     becomes("algorithm.sampling_params.temperature", "rollout.sampling.temperature", 1.0),
-    read("algorithm.sampling_params.max_new_tokens", "rollout.sampling.maxTokens"),
+    implied(
+        "algorithm.sampling_params.max_new_tokens",
+        "is runner.seq_length - data.max_prompt_length",
+        equals="rollout.sampling.maxTokens",
+    ),
     must(
         "algorithm.sampling_params.do_sample",
         True,

@@ -9,7 +9,16 @@ from rljob_import.settings import Configuration, Settings, System
 from rljob_import.shared import places
 from rljob_import.shared.bases import foreign_bases
 from rljob_import.shared.values import ROLL
-from rljob_import.systems.roll.rl import algorithm, asynchrony, distillation, offload, prompts, rewards, rollouts
+from rljob_import.systems.roll.rl import (
+    algorithm,
+    asynchrony,
+    distillation,
+    distribution,
+    offload,
+    prompts,
+    rewards,
+    rollouts,
+)
 from rljob_import.systems.roll.rl_rows import RL_ROWS
 from rljob_import.systems.roll.rows import DPO_ROWS, SFT_ROWS
 from rljob_import.systems.roll.run import (
@@ -96,6 +105,7 @@ RL = System(
         other_roles,
         amounts,
         rewards,
+        distribution,
         rollouts,
         offload,
         asynchrony,

@@ -10,8 +10,8 @@ from rljob_import.settings import Settings
 from rljob_import.shared import places
 from rljob_import.shared.training import AGGREGATIONS, own, responses
 from rljob_import.shared.values import SEQUENCE_CLIP, divisor, items
-from rljob_import.systems.roll.rl_rows import REWARD_KEYS
-from rljob_import.systems.roll.run import gpus, has_critic, machine, response
+from rljob_import.systems.roll.rl_rows import REWARD_KEYS, WHOLE
+from rljob_import.systems.roll.run import gpus, has_critic, machine, response, response_keys
 from rljob_import.table import Field, Note, Outcome, Said
 
 NO_REWARDS = "the policy learns from the teacher alone"
@@ -56,6 +56,10 @@ def advantage(settings: Settings) -> Iterator[Said]:
         if "reward_pretrain" in settings and settings["reward_pretrain"] != settings["pretrain"]:
             yield from places.located(settings, "critic.path", "reward_pretrain")
         yield settings.field("algorithm.gaeLambda", float(settings.number("lambd")), "lambd")
+        yield from _discounted(settings)
+        for norm in ("norm_mean_type", "norm_std_type"):
+            if norm in settings:
+                yield settings.lacking(norm, "the critic learns from rewards as they are")
         if settings["value_clip"] is not None:
             yield settings.field("critic.clip", float(settings.number("value_clip")), "value_clip")
         else:
@@ -65,15 +69,23 @@ def advantage(settings: Settings) -> Iterator[Said]:
         yield settings.field(field, "grpo", key)
         if kind == "reinforce" and settings["norm_std_type"] != "group":
             yield settings.field("algorithm.group.divideByStd", False, "norm_std_type")
+            if "norm_std_type" in settings:
+                yield settings.changed("norm_std_type", "advantages are divided by no standard deviation of the step")
+        if settings.number("gamma") != 1:
+            yield settings.lacking("gamma", "grpo takes advantages as their group gives them")
         if settings["whiten_advantages"]:
             yield settings.lacking("whiten_advantages", "grpo takes advantages as their group gives them")
     elif kind == "reinforce":
         yield settings.field(field, "reinforce++", key)
         yield from _always_whitened(settings, "reinforce++")
-        if settings.number("gamma") != 1:
-            yield settings.field("algorithm.gamma", float(settings.number("gamma")), "gamma")
+        yield from _discounted(settings)
     else:
         yield from own(settings, key, "advantage", ("grpo", "reinforce", "gae"))
+
+
+def _discounted(settings: Settings) -> Iterator[Said]:
+    if settings.number("gamma") != 1:
+        yield settings.field("algorithm.gamma", float(settings.number("gamma")), "gamma")
 
 
 def _always_whitened(settings: Settings, ours: str) -> Iterator[Said]:
@@ -165,7 +177,15 @@ def evaluation(settings: Settings) -> Iterator[Said]:
     key, narrow = f"{args}temperature", [f"{args}{name}" for name in ("top_p", "top_k", "num_return_sequences")]
     yield settings.field("evaluation.sampling.temperature", float(settings.number(key)), key)
     yield from responses(settings, bool(settings.number(key)), *narrow)
-    yield settings.field("evaluation.sampling.maxTokens", response(settings), "response_length")
+    yield settings.field("evaluation.sampling.maxTokens", response(settings), *response_keys(settings))
+
+
+def distribution(settings: Settings) -> Iterator[Said]:
+    """What ROLL samples from, by default too: top_p is 0.7 and top_k 50 where the file does not say otherwise."""
+    for name, whole in (("top_p", (1,)), ("top_k", (0, -1))):
+        key = f"actor_infer.generating_args.{name}"
+        if settings[key] not in (None, *whole):
+            yield settings.lacking(key, WHOLE if key in settings else f"by default; {WHOLE}")
 
 
 def rollouts(settings: Settings) -> Iterator[Said]:
@@ -215,9 +235,10 @@ def asynchrony(settings: Settings) -> Iterator[Said]:
     kind = settings[f"{weight}weight_type"] if settings[f"{weight}enabled"] else None
     if kind in ("token", "sequence"):
         yield settings.field("algorithm.rolloutCorrection.importanceSampling", kind, f"{weight}weight_type")
-        yield settings.field(
-            "algorithm.rolloutCorrection.cap", float(settings.number(f"{weight}upper_bound")), f"{weight}upper_bound"
-        )
+        bound = f"{weight}upper_bound"
+        yield settings.field("algorithm.rolloutCorrection.cap", float(settings.number(bound)), bound)
+        if settings[bound] is None:
+            yield settings.lacking(bound, f"weights have a bound: {settings.number(bound):g} in its place")
     elif ahead and separate:
         yield settings.field(
             "algorithm.rolloutCorrection.importanceSampling",

@@ -2,11 +2,12 @@
 
 from rljob_import.shared.megatron import same_layout_rows
 from rljob_import.shared.values import MULTI_TOKEN, items
-from rljob_import.systems.roll.rows import COMMON, REFERENCE, optimizer_rows, training
+from rljob_import.systems.roll.rows import COMMON, REFERENCE, STEPS, optimizer_rows, training
 from rljob_import.table import becomes, implied, lacks, read
 
 GONE = "vLLM has no such setting any more"
 REWARD_KEYS = ("worker_cls", "tag_included")
+WHOLE = "training samples from the whole distribution, of which it computes log-probabilities"
 
 ALGORITHM = (
     read("is_pure_opd", "algorithm.distillation.reference", False, text="the teacher alone, without rewards"),
@@ -15,8 +16,8 @@ ALGORITHM = (
     becomes("rollout_batch_size", "train.promptsPerStep", 128),
     becomes("num_return_sequences_in_group", "train.samplesPerPrompt", 1),
     becomes("prompt_length", "data.maxPromptTokens", 1024),
-    read("response_length", "rollout.sampling.maxTokens", also=("actor_infer.generating_args.max_new_tokens",)),
-    read("sequence_length", "rollout.sampling.maxTokens", text="if there is no response_length"),
+    read("response_length", "rollout.sampling.maxTokens", text="if there is no sequence_length"),
+    read("sequence_length", "rollout.sampling.maxTokens", text="- prompt_length"),
     becomes("ppo_epochs", "train.epochsPerStep", 1),
     read("adv_estimator", "algorithm.advantage", "gae"),
     read("norm_mean_type", "algorithm.advantage", text="group: grpo"),
@@ -27,7 +28,7 @@ ALGORITHM = (
     read("pg_clip", "algorithm.clip.low, algorithm.clip.high", 0.2),
     read("use_pg_clip_range", "algorithm.clip", False),
     read("pg_clip_low", "algorithm.clip.low", 0.2),
-    read("pg_clip_high", "algorithm.clip.high", 0.28),
+    read("pg_clip_high", "algorithm.clip.high", 0.2),
     read("dual_clip_loss", "algorithm.clip.dual", False, text="1 + 2 pg_clip"),
     read("use_kl_loss", "algorithm.kl", False),
     read("kl_loss_coef", "algorithm.kl.coefficient", 0.0, text="always k3 in the loss"),
@@ -42,7 +43,8 @@ ALGORITHM = (
     read("importance_sampling", "algorithm.loss", "token", text="seq: gspo"),
     read("train_infer_correction.is_weight.enabled", "algorithm.rolloutCorrection", False),
     read("train_infer_correction.is_weight.weight_type", "algorithm.rolloutCorrection.importanceSampling", "token"),
-    read("train_infer_correction.is_weight.upper_bound", "algorithm.rolloutCorrection.cap", 2.0),
+    read("train_infer_correction.is_weight.upper_bound", "algorithm.rolloutCorrection.cap", 1.2),
+    lacks("train_infer_correction.is_weight.detach", "weights are constants of the loss", True),
     lacks("train_infer_correction.filters", "see algorithm.rolloutCorrection.reject", []),
     implied("train_infer_correction.*"),
     read("async_generation_ratio", "train.staleness", 0),
@@ -121,23 +123,19 @@ INFER = (
             "disable_log_stats",
         )
     ),
-    becomes("actor_infer.generating_args.temperature", "rollout.sampling.temperature", 1.0),
-    lacks(
-        "actor_infer.generating_args.top_p",
-        "training samples from the whole distribution, of which it computes log-probabilities",
-        1,
-        1.0,
+    becomes(
+        "actor_infer.generating_args.temperature",
+        "rollout.sampling.temperature",
+        0.95,
+        text="its default is 0.95",
     ),
-    lacks(
-        "actor_infer.generating_args.top_k",
-        "training samples from the whole distribution, of which it computes log-probabilities",
-        0,
-        -1,
-    ),
+    read("actor_infer.generating_args.top_p", "", 0.7, text=WHOLE),
+    read("actor_infer.generating_args.top_k", "", 50, text=WHOLE),
     lacks("actor_infer.generating_args.repetition_penalty", "training samples from the whole distribution", 1, 1.0),
     becomes("actor_infer.generating_args.stop_strings", "rollout.sampling.stop", convert=items),
     lacks("actor_infer.generating_args.num_beams", "responses are sampled", 1),
     implied("actor_infer.generating_args.num_return_sequences", "is num_return_sequences_in_group"),
+    implied("actor_infer.generating_args.max_new_tokens", "ROLL sets it to sequence_length - prompt_length"),
     implied("actor_infer.offload_nccl"),
     implied("reward_system_config.*"),
     *(
@@ -146,10 +144,10 @@ INFER = (
     ),
     read("validation.data_args.file_name", "data.validation"),
     implied("validation.data_args.*"),
-    read("validation.generating_args.temperature", "evaluation.sampling.temperature", 0.0),
-    implied("validation.generating_args.max_new_tokens", "is response_length"),
-    read("validation.generating_args.top_p", "evaluation.sampling.topP", 1.0),
-    read("validation.generating_args.top_k", "evaluation.sampling.topK", 0),
+    read("validation.generating_args.temperature", "evaluation.sampling.temperature", 0.95),
+    implied("validation.generating_args.max_new_tokens", "ROLL sets it to sequence_length - prompt_length"),
+    read("validation.generating_args.top_p", "evaluation.sampling.topP", 0.7),
+    read("validation.generating_args.top_k", "evaluation.sampling.topK", 50),
     lacks("validation.generating_args.num_beams", "responses are sampled", 1),
     read("validation.generating_args.num_return_sequences", "evaluation.samplesPerPrompt", 1),
     read("rewards.*", "rewards", text="by worker_cls, for the tags of tag_included"),
@@ -169,4 +167,4 @@ CRITIC = (
     *(implied(f"critic.{key}") for key in ("model_args.*", "data_args.*")),
 )
 
-RL_ROWS = (*COMMON, *training("actor_train."), *ALGORITHM, *INFER, *CRITIC, *REFERENCE)
+RL_ROWS = (*COMMON, STEPS, *training("actor_train."), *ALGORITHM, *INFER, *CRITIC, *REFERENCE)

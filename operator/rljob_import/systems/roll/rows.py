@@ -2,11 +2,12 @@
 
 from rljob_import.shared.fsdp import checkpointing_row, ulysses_row
 from rljob_import.shared.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
-from rljob_import.shared.values import IMAGES, REPLAY, choice, resume
+from rljob_import.shared.values import IMAGES, choice, resume
 from rljob_import.table import Row, becomes, implied, lacks, must, read
 
 DTYPES = choice(bf16="bfloat16", fp32="float32", float32="float32", bfloat16="bfloat16")
 DECAYS = choice(constant="constant", constant_with_warmup="constant", linear="linear", cosine="cosine")
+REPLAY = choice(disable="none", R2="trainer", R3="rollout")
 FSDP = (
     "fsdp_size",
     "param_dtype",
@@ -41,9 +42,8 @@ COMMON = (
     lacks("checkpoint_config.type", "checkpoints are on the volume", "file_system"),
     read("output_dir", "checkpoint.path", "./output"),
     becomes("seed", "data.seed", 42),
-    read("max_steps", "train.steps"),
     becomes("save_steps", "checkpoint.everySteps", 50),
-    read("eval_steps", "evaluation.everySteps", also=("validation.eval_steps",)),
+    read("eval_steps", "evaluation.everySteps", 10, also=("validation.eval_steps",)),
     read("max_ckpt_to_keep", "checkpoint.keepLast", text="0 or unset: 64, the most"),
     becomes("resume_from_checkpoint", "checkpoint.resume", convert=resume),
     read("num_gpus_per_node", "trainer.processesPerNode", 8),
@@ -101,22 +101,22 @@ def optimizer_rows(t: str, target: str, *clip: str) -> tuple[Row, ...]:
 
 def _passes(t: str) -> tuple[Row, ...]:
     return (
-        read(f"{t}per_device_train_batch_size", "train.miniBatches, train.tokensPerMicroBatch", 1),
+        read(f"{t}per_device_train_batch_size", "train.miniBatches, train.tokensPerMicroBatch", 8),
         read(
             f"{t}gradient_accumulation_steps", "train.miniBatches", 1, text="x batch per device x data-parallel ranks"
         ),
-        read(f"{t}num_train_epochs", "train.epochs", text="with max_steps: not read"),
+        read(f"{t}num_train_epochs", "train.epochs", 1.0, text="of RLVR: not read"),
     )
 
 
 def _model_and_data(prefix: str) -> tuple[Row, ...]:
     return (
         becomes(f"{prefix}model_args.dtype", "model.dtype", "bf16", DTYPES),
-        read(f"{prefix}model_args.lora_rank", "model.lora.rank"),
+        read(f"{prefix}model_args.lora_rank", "model.lora.rank", 8, text="with lora_target"),
         read(f"{prefix}model_args.lora_alpha", "model.lora.alpha", text="unset: twice lora_rank"),
-        read(f"{prefix}model_args.lora_target", "model.lora.targets", "all"),
+        read(f"{prefix}model_args.lora_target", "model.lora.targets", text="unset: no adapters"),
         lacks(f"{prefix}model_args.adapter_name_or_path", "name adapters to begin from in model.lora.path"),
-        becomes(f"{prefix}router_replay.mode", "algorithm.rolloutCorrection.routerReplay", "disabled", REPLAY),
+        becomes(f"{prefix}router_replay.mode", "algorithm.rolloutCorrection.routerReplay", "disable", REPLAY),
         implied(f"{prefix}router_replay.*"),
         lacks(f"{prefix}model_args.freeze_module_prefix", "all parameters are trained"),
         *(
@@ -216,7 +216,7 @@ SUPERVISED = (
     becomes("sequence_length", "data.maxTokens", 1024),
     read("prompt_key", "data.promptKey", "instruction"),
     read("query_key", "data.format", text="alpaca, with instruction, input and output"),
-    read("response_key", "data.responseKey"),
+    read("response_key", "data.responseKey", "output"),
     lacks("system_key", "the system prompt is the data's, or the chat template's"),
     becomes("chosen_key", "data.chosenKey"),
     becomes("rejected_key", "data.rejectedKey"),
@@ -227,5 +227,11 @@ SUPERVISED = (
     implied("validation.data_args.*"),
 )
 
-SFT_ROWS = (*COMMON, *training("sft_train."), *SUPERVISED)
-DPO_ROWS = (*COMMON, *training("actor_train."), *SUPERVISED, *REFERENCE)
+STEPS = read("max_steps", "train.steps", 500)
+SFT_ROWS = (
+    *COMMON,
+    implied("max_steps", "sft ends after its epochs, in ROLL too"),
+    *training("sft_train."),
+    *SUPERVISED,
+)
+DPO_ROWS = (*COMMON, STEPS, *training("actor_train."), *SUPERVISED, *REFERENCE)

@@ -12,6 +12,7 @@ from rljob_import.shared.training import Length, Warmup
 from rljob_import.shared.values import divisor, items
 from rljob_import.table import Field, Said
 
+ALPACA = ("instruction", "input", "output")
 HANDED_ON = ("NCCL_", "VLLM_", "TORCH_", "WANDB_", "HF_")
 
 
@@ -23,14 +24,17 @@ def sources(settings: Settings) -> Iterator[Said]:
     key = "checkpoint_config.output_dir" if "checkpoint_config.output_dir" in settings else "output_dir"
     yield from places.written(settings, "checkpoint.path", key, "output")
     yield from places.kept(settings, "max_ckpt_to_keep")
-    if "eval_steps" in settings and "validation.data_args.file_name" in settings:
+    if "validation.data_args.file_name" in settings:
         yield settings.field("evaluation.everySteps", max(0, settings.integer("eval_steps")), "eval_steps")
 
 
 def tuning(settings: Settings) -> Iterator[Said]:
-    """LoRA, where the model's section of the role that learns has a rank."""
+    """LoRA, where the model's section of the role that learns has targets."""
     m = f"{role(settings)}model_args."
-    if settings[f"{m}lora_rank"]:
+    if not settings[f"{m}lora_target"]:
+        without = "without lora_target all parameters are trained, in ROLL too"
+        yield from (settings.implied(f"{m}{k}", without) for k in ("lora_rank", "lora_alpha") if f"{m}{k}" in settings)
+    else:
         rank = settings.integer(f"{m}lora_rank")
         alpha = settings.integer(f"{m}lora_alpha") if settings[f"{m}lora_alpha"] else 2 * rank
         yield from adapters(settings, f"{m}lora_rank", f"{m}lora_alpha", f"{m}lora_target", (rank, alpha))
@@ -165,9 +169,16 @@ def tokens(settings: Settings, longest: int) -> Iterator[Said]:
 
 def learning(settings: Settings, per_step: int, updates: int) -> Iterator[Said]:
     t = f"{role(settings)}training_args."
-    length = Length("max_steps", f"{t}num_train_epochs", per_step)
+    length = lasting(settings, per_step)
     yield from length.said(settings)
     yield from Warmup(f"{t}warmup_steps", f"{t}warmup_ratio").said(settings, length.total(settings), updates)
+
+
+def lasting(settings: Settings, per_step: int) -> Length:
+    """Steps alone count for RLVR, epochs alone for sft, and what ends first for dpo."""
+    counts_steps, pairs = role(settings) == "actor_train.", "chosen_key" in settings.system_keys
+    epochs = f"{role(settings)}training_args.num_train_epochs"
+    return Length("max_steps" if counts_steps else "", epochs, per_step, first=counts_steps and pairs)
 
 
 def amounts(settings: Settings) -> Iterator[Said]:
@@ -188,7 +199,9 @@ def amounts(settings: Settings) -> Iterator[Said]:
         yield from _critic(settings, prompts, updates)
     longest = settings.integer("prompt_length") + response(settings)
     yield from tokens(settings, longest)
-    yield settings.field("rollout.sampling.maxTokens", response(settings), "response_length")
+    yield settings.field("rollout.sampling.maxTokens", response(settings), *response_keys(settings))
+    if "sequence_length" in settings and "response_length" in settings:
+        yield settings.implied("response_length", "sequence_length decides, in ROLL too")
 
 
 def has_critic(settings: Settings) -> bool:
@@ -196,15 +209,20 @@ def has_critic(settings: Settings) -> bool:
 
 
 def _critic(settings: Settings, prompts: int, updates: int) -> Iterator[Said]:
-    c, total = "critic.training_args.", Length("max_steps", f"{role(settings)}training_args.num_train_epochs", prompts)
+    c, total = "critic.training_args.", lasting(settings, prompts)
     keys = f"{c}warmup_steps", f"{c}warmup_ratio"
     yield from Warmup(*keys, "critic.optimizer.warmupSteps").said(settings, total.total(settings), updates)
 
 
 def response(settings: Settings) -> int:
-    if "response_length" in settings:
-        return settings.integer("response_length")
-    return settings.integer("sequence_length") - settings.integer("prompt_length")
+    """Source: BaseConfig.__post_init__ and RLVRConfig.__post_init__ of ROLL."""
+    if "sequence_length" in settings:
+        return settings.integer("sequence_length") - settings.integer("prompt_length")
+    return settings.integer("response_length")
+
+
+def response_keys(settings: Settings) -> tuple[str, ...]:
+    return ("sequence_length", "prompt_length") if "sequence_length" in settings else ("response_length",)
 
 
 def supervised(settings: Settings) -> Iterator[Said]:
@@ -221,12 +239,26 @@ def supervised(settings: Settings) -> Iterator[Said]:
     yield from learning(settings, batch, 1)
     longest = policy_layout(settings).aligned(settings.integer("sequence_length")) * (2 if dpo else 1)
     yield from tokens(settings, longest)
-    if dpo and settings["ipo"]:
+    yield from (pairs if dpo else answers)(settings)
+
+
+def pairs(settings: Settings) -> Iterator[Said]:
+    """Source: loss_fn of ROLL's DPO."""
+    if settings["ipo"]:
         yield settings.field("dpo.loss", "ipo", "ipo")
-    if not dpo and "query_key" in settings:
-        yield settings.field("data.format", "alpaca", "prompt_key", "query_key", "response_key")
-    elif not dpo:
+        yield settings.changed("ipo", "of means over the tokens of an answer, and in ROLL of sums: choose another beta")
+
+
+def answers(settings: Settings) -> Iterator[Said]:
+    """Source: SFTPipeline of ROLL."""
+    yield Field("data.shuffle", False, "ROLL's sft reads rows in their order")
+    keys = ("prompt_key", "query_key", "response_key")
+    if "query_key" not in settings:
         yield settings.field("data.format", "columns", "prompt_key")
         yield settings.field("data.promptKey", settings["prompt_key"], "prompt_key")
-        if "response_key" in settings:
-            yield settings.field("data.responseKey", settings["response_key"], "response_key")
+        yield settings.field("data.responseKey", settings["response_key"], "response_key")
+        return
+    yield settings.field("data.format", "alpaca", *keys)
+    names = tuple(settings[key] for key in keys)
+    if names != ALPACA:
+        yield settings.problem(f"columns {', '.join(map(str, names))} have to be called {', '.join(ALPACA)}", *keys)

@@ -11,12 +11,13 @@ from rljob_import.shared.megatron import RoleLayout, other_layout, recompute, tr
 from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, Length, Warmup, own
 from rljob_import.shared.values import divisor, items
 from rljob_import.systems.trinity.rl_rows import ROWS, TASKS
-from rljob_import.systems.trinity.rows import ACTOR, CHECKPOINTING, CRITIC, REF, ULYSSES
+from rljob_import.systems.trinity.rows import ACTOR, CHECKPOINTING, CRITIC, EPOCHS, REF, ULYSSES
 from rljob_import.systems.trinity.run import (
     AUXILIARY,
     DISTILL,
     distillation,
     files,
+    length_key,
     run,
     servers,
     sets,
@@ -77,10 +78,11 @@ def _workflow(settings: Settings) -> Iterator[Said]:
 
 
 def prompt_tokens(settings: Settings) -> int:
-    if "model.max_prompt_tokens" in settings:
-        return settings.integer("model.max_prompt_tokens")
-    whole = settings["model.max_model_len"]
-    return settings.integer("model.max_model_len") - settings.integer("model.max_response_tokens") if whole else 1024
+    own, whole = length_key(settings, "max_prompt_tokens"), length_key(settings, "max_model_len")
+    if own in settings:
+        return settings.integer(own)
+    answer = settings.integer(length_key(settings, "max_response_tokens"))
+    return settings.integer(whole) - answer if settings[whole] else 1024
 
 
 def amounts(settings: Settings) -> Iterator[Said]:
@@ -100,15 +102,18 @@ def amounts(settings: Settings) -> Iterator[Said]:
     length = Length("buffer.total_steps", "buffer.total_epochs", prompts)
     yield from length.said(settings)
     o = "algorithm.optimizer."
+    passes, total = settings.integer(EPOCHS), length.total(settings)
     yield from Warmup(f"{o}lr_warmup_steps", f"{o}lr_warmup_steps_ratio").said(
-        settings, length.total(settings), updates
+        settings, total, updates * passes, passes
     )
     yield from decay(settings)
     if settings["algorithm.algorithm_type"] == "ppo":
-        yield from optimizer(settings, CRITIC, "critic.optimizer", length.total(settings), updates)
-    tokens, response = prompt_tokens(settings), settings.integer("model.max_response_tokens")
-    yield settings.field("data.maxPromptTokens", tokens, "model.max_prompt_tokens", "model.max_model_len")
-    yield settings.field("rollout.sampling.maxTokens", response, "model.max_response_tokens")
+        yield from optimizer(settings, CRITIC, "critic.optimizer", total, updates * passes, passes)
+    longest = length_key(settings, "max_response_tokens")
+    tokens, response = prompt_tokens(settings), settings.integer(longest)
+    whole = [length_key(settings, name) for name in ("max_prompt_tokens", "max_model_len")]
+    yield settings.field("data.maxPromptTokens", tokens, *whole)
+    yield settings.field("rollout.sampling.maxTokens", response, longest)
     layout, key = policy_layout(settings), "trainer.max_token_len_per_gpu"
     budget = max(settings.integer(key) * layout.context, layout.aligned(tokens + response))
     yield settings.field(

@@ -4,6 +4,7 @@ from rljob_import.systems.trinity.rows import EVERY_MODEL, OPTIMIZER, RUN, SUBSE
 from rljob_import.table import becomes, implied, lacks, read
 
 TASKS = "buffer.explorer_input.taskset."
+SERVED = "explorer.rollout_model."
 ADVANTAGES = ("grpo", "ppo", "rloo", "reinforceplusplus", "on_policy_distill")
 DISTRIBUTION = "training samples from the whole distribution"
 
@@ -12,6 +13,14 @@ MODEL = (
     becomes("model.critic_model_path", "critic.path"),
     read("model.max_prompt_tokens", "data.maxPromptTokens", text="unset: max_model_len - max_response_tokens"),
     read("model.max_response_tokens", "rollout.sampling.maxTokens", 1024),
+    *(
+        read(f"{SERVED}{key}", field, text="in place of the model's")
+        for key, field in (
+            ("max_prompt_tokens", "data.maxPromptTokens"),
+            ("max_response_tokens", "rollout.sampling.maxTokens"),
+            ("max_model_len", "data.maxPromptTokens"),
+        )
+    ),
     read("model.max_model_len", "data.maxPromptTokens"),
     *(
         lacks(f"model.{key}", DISTRIBUTION, *neutral)
@@ -52,7 +61,9 @@ ALGORITHM = (
     becomes("algorithm.entropy_loss_fn_args.entropy_coef", "algorithm.entropyCoefficient", 0.0),
     implied("algorithm.entropy_loss_fn"),
     lacks("algorithm.sample_strategy", "every sample is trained once", "default", "warmup", "simple"),
-    *(implied(f"algorithm.{key}") for key in ("sample_strategy_args.*", "add_strategy", "use_token_level_loss")),
+    *(implied(f"algorithm.{key}") for key in ("sample_strategy_args.*", "use_token_level_loss")),
+    lacks("algorithm.add_strategy", "see algorithm.dynamicSampling", ""),
+    implied("algorithm.add_strategy_args.*", "read with add_strategy only"),
 )
 
 BUFFER = (
@@ -104,11 +115,15 @@ BUFFER = (
             ("cache_length", "algorithm.overlong.bufferTokens", None),
         )
     ),
-    implied(f"{TASKS}reward_fn_args.max_response_length", "is model.max_response_tokens"),
+    implied(
+        f"{TASKS}reward_fn_args.max_response_length",
+        "is model.max_response_tokens",
+        equals="rollout.sampling.maxTokens",
+    ),
     lacks(f"{TASKS}reward_fn_args.*", "a reward function of your own has them in its file"),
     lacks(f"{TASKS}task_selector.*", "prompts are sampled in a shuffled order"),
     lacks(f"{TASKS}data_selector.*", "prompts are sampled in a shuffled order"),
-    implied(f"{TASKS}rollout_args.max_tokens", "is model.max_response_tokens"),
+    implied(f"{TASKS}rollout_args.max_tokens", "is model.max_response_tokens", equals="rollout.sampling.maxTokens"),
     read("buffer.explorer_input.default_workflow_type", ""),
     read("buffer.explorer_input.default_reward_fn_type", "rewards"),
     read("buffer.explorer_input.eval_tasksets", "evaluation.sets"),
@@ -143,15 +158,10 @@ EXPLORER = (
     becomes("explorer.rollout_model.enforce_eager", "rollout.vllmArgs.enforce-eager"),
     becomes("explorer.rollout_model.enable_prefix_caching", "rollout.vllmArgs.enable-prefix-caching"),
     becomes("explorer.rollout_model.enable_chunked_prefill", "rollout.vllmArgs.enable-chunked-prefill"),
-    *(
-        implied(f"explorer.rollout_model.{key}")
-        for key in ("dtype", "seed", "engine_type", "use_v1", "max_model_len", "enable_history")
-    ),
+    *(implied(f"explorer.rollout_model.{key}") for key in ("dtype", "seed", "engine_type", "use_v1", "enable_history")),
     *(
         implied(f"explorer.rollout_model.{key}")
         for key in (
-            "max_prompt_tokens",
-            "max_response_tokens",
             "enable_openai_api",
             "tool_call_parser",
             "reasoning_parser",

@@ -12,6 +12,7 @@ CONFIG = "trainer.trainer_config."
 ACTOR, REF, CRITIC = (f"{CONFIG}{part}." for part in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"))
 ULYSSES = "trainer.ulysses_sequence_parallel_size"
 CHECKPOINTING = f"{CONFIG}actor_rollout_ref.model.enable_gradient_checkpointing"
+EPOCHS = f"{ACTOR}ppo_epochs"
 SUBSET = "put the files of this subset in place"
 
 
@@ -89,10 +90,10 @@ def _verl() -> tuple[Row, ...]:
         "ppo_micro_batch_size_per_gpu",
         "use_dynamic_bsz",
         "ppo_max_token_len_per_gpu",
-        "ppo_epochs",
         "shuffle",
     )
     return (
+        becomes(EPOCHS, "train.epochsPerStep", 1),
         read(f"{ACTOR}strategy", "", "fsdp"),
         *layout_rows(m, {"sequence_parallel": True}),
         *recompute_rows(f"{m}override_transformer_config."),
@@ -155,8 +156,12 @@ def _others() -> tuple[Row, ...]:
                 "ppo_micro_batch_size_per_gpu",
                 "forward_micro_batch_size_per_gpu",
                 "use_dynamic_bsz",
-                "ppo_epochs",
             )
+        ),
+        implied(
+            f"{CRITIC}ppo_epochs",
+            "the critic learns in the policy's passes and mini-batches",
+            equals="train.epochsPerStep",
         ),
         *(
             implied(f"{CRITIC}{key}")

@@ -10,7 +10,7 @@ from rljob_import.settings import Settings, integer, number, show
 from rljob_import.shared import places
 from rljob_import.shared.adapters import ALL, WHERE_PROVEN
 from rljob_import.shared.values import items, place
-from rljob_import.systems.trinity.rl_rows import TASKS
+from rljob_import.systems.trinity.rl_rows import SERVED, TASKS
 from rljob_import.table import Note, Outcome, Problem, Said
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
@@ -42,6 +42,11 @@ def run(settings: Settings) -> Iterator[Said]:
         yield settings.field("env", env, "monitor.monitor_type", "project")
     elif settings["monitor.monitor_type"] not in (None, "tensorboard"):
         yield settings.lacking("monitor.monitor_type", "metrics are written to TensorBoard and metrics.jsonl")
+
+
+def length_key(settings: Settings, name: str) -> str:
+    """Of the keys of a length the one that counts: the servers' own, where the file has it (InferenceModelConfig of Trinity-RFT)."""
+    return f"{SERVED}{name}" if f"{SERVED}{name}" in settings else f"model.{name}"
 
 
 def tuning(settings: Settings) -> Iterator[Said]:
@@ -123,7 +128,7 @@ def _sampling(settings: Settings, given: Mapping[str, Any]) -> dict[str, Any]:
         "temperature": temperature,
         **({"topP": top_p} if temperature and top_p != 1 else {}),
         **({"topK": top_k} if temperature and top_k else {}),
-        "maxTokens": settings.integer("model.max_response_tokens"),
+        "maxTokens": settings.integer(length_key(settings, "max_response_tokens")),
     }
 
 

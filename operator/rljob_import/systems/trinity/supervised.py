@@ -9,7 +9,7 @@ from rljob_import.shared import places, values
 from rljob_import.shared.training import Length, Warmup
 from rljob_import.shared.values import IMAGES
 from rljob_import.systems.trinity.rl import TRINITY, decay, layout, policy_layout
-from rljob_import.systems.trinity.rows import ACTOR, EVERY_MODEL, OPTIMIZER, REF, RUN, SUBSET, TRAINER
+from rljob_import.systems.trinity.rows import ACTOR, EPOCHS, EVERY_MODEL, OPTIMIZER, REF, RUN, SUBSET, TRAINER
 from rljob_import.systems.trinity.run import files, run, tuning
 from rljob_import.table import Note, Outcome, Problem, Row, Said, becomes, implied, lacks, read
 
@@ -68,6 +68,7 @@ ALGORITHM = (
         for key in ("repeat_times", "sample_strategy", "sample_strategy_args.*", "entropy_loss_fn", "policy_loss_fn")
     ),
     lacks("algorithm.entropy_loss_fn_args.entropy_coef", "there is no reward for entropy", 0, 0.0),
+    lacks(EPOCHS, "a batch is trained once", 1),
 )
 
 MACHINES = (

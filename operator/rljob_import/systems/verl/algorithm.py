@@ -81,6 +81,9 @@ def _clip(settings: Settings, ours: str) -> Iterator[Said]:
     for side in ("low", "high"):
         key = f"{both}_{side}" if f"{both}_{side}" in settings else both
         yield settings.field(f"algorithm.clip.{side}", settings.number(key), key)
+    if both in settings.names(both) and not any(f"{both}_{side}" in settings for side in ("low", "high")):
+        text = "holds for both sides here; verl reads clip_ratio_low and clip_ratio_high, which are 0.2 unless they are set"
+        yield settings.changed(both, text)
     if ours == "ppo":
         yield settings.field("algorithm.clip.dual", float(settings.number(f"{both}_c")), f"{both}_c")
     elif f"{both}_c" in settings:

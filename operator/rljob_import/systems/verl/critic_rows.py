@@ -1,7 +1,7 @@
 """What becomes of verl's keys of the critic."""
 
 from rljob_import.shared.megatron import same_layout_rows
-from rljob_import.systems.verl.rows import ONE_BUDGET, QUIET, megatron_rows, optimizer_rows
+from rljob_import.systems.verl.rows import ONE_BUDGET, QUIET, megatron_rows, of_group, optimizer_rows
 from rljob_import.table import becomes, implied, lacks, read
 
 FSDP = ("fsdp", "fsdp_config", "model.fsdp_config")
@@ -14,7 +14,6 @@ CRITIC_QUIET = (
     *(
         "strategy",
         "enable",
-        "rollout_n",
         "shuffle",
         "data_loader_seed",
         "loss_scale_factor",
@@ -76,5 +75,6 @@ CRITIC = (
     read("critic.ppo_mini_batch_size", "", text="the critic learns in the policy's passes and mini-batches"),
     *(implied(f"critic.{key}", ONE_BUDGET) for key in CRITIC_BUDGETS),
     *(implied(f"critic.{key}") for key in (*QUIET, *CRITIC_QUIET)),
+    of_group("critic.rollout_n"),
     becomes("trainer.critic_warmup", "critic.warmupSteps", 0),
 )

@@ -19,12 +19,13 @@ from rljob_import.systems.verl.rows import (
     ROLLOUT,
     SPEED,
     megatron_rows,
+    of_group,
+    rollouts_log_probs,
 )
 from rljob_import.table import becomes, implied, lacks, must, read
 
 REF_QUIET = (
     *(
-        "rollout_n",
         "fsdp_config.*",
         "veomni.*",
         "router_replay.*",
@@ -83,6 +84,7 @@ REFERENCE = (
             "log_prob_max_token_len_per_gpu",
         )
     ),
+    of_group(f"{REF}rollout_n"),
     *(implied(f"{REF}{key}") for key in (*QUIET, *REF_QUIET)),
 )
 """`becomes` of a reference is dropped where none is held: see `algorithm.reference`."""
@@ -138,8 +140,8 @@ ROLLOUT_ROWS = (
     ),
     read(f"{ROLLOUT}over_sample_rate", "train.overSampling", 0, text="1 / (1 - it)"),
     implied(f"{ROLLOUT}max_model_len", "is maxPromptTokens + maxTokens"),
-    implied(f"{ROLLOUT}prompt_length", "is data.maxPromptTokens"),
-    implied(f"{ROLLOUT}response_length", "is maxTokens"),
+    implied(f"{ROLLOUT}prompt_length", "is data.maxPromptTokens", equals="data.maxPromptTokens"),
+    implied(f"{ROLLOUT}response_length", "is maxTokens", equals="rollout.sampling.maxTokens"),
     implied(f"{ROLLOUT}single_turn_response_length", "is maxTokens, or maxTokens of an agent's turns"),
     implied(f"{ROLLOUT}calculate_log_probs", "vLLM's log-probabilities are always compared with the trainer's"),
     implied(f"{ROLLOUT}free_cache_engine", "colocated servers give their memory back while the policy is trained"),
@@ -187,10 +189,10 @@ REWARD = (
             ("penalty_factor", "algorithm.overlong.penalty", None),
         )
     ),
+    *(implied(f"{key}.reward_kwargs.{OVERLONG}.log") for key in ("reward", "reward_model")),
     *(
-        implied(f"{key}.reward_kwargs.{name}")
+        implied(f"{key}.reward_kwargs.max_resp_len", "is maxTokens", equals="rollout.sampling.maxTokens")
         for key in ("reward", "reward_model")
-        for name in (f"{OVERLONG}.log", "max_resp_len")
     ),
     *(
         lacks(f"{key}.reward_kwargs.*", "a reward function gets no further arguments")
@@ -272,6 +274,7 @@ TRAINER = (
     read("async_training.require_batches", "train.promptsPerStep, train.miniBatches", 1),
     read("rollout.total_rollout_steps", "train.steps", text="prompts in all"),
     lacks("async_training.partial_rollout", "see train.partialRollouts"),
+    rollouts_log_probs("async_training.use_rollout_log_probs"),
     implied("async_training.*"),
     lacks("rollout.*", "rollouts follow the trainer's steps"),
     *DISTILLATION,

@@ -163,6 +163,16 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
     )
 
 
+def of_group(key: str) -> Row:
+    return implied(key, "is train.samplesPerPrompt", equals="train.samplesPerPrompt")
+
+
+def rollouts_log_probs(key: str) -> Row:
+    """Whether the old policy's log-probabilities are those of the servers."""
+    bypass = "algorithm.rolloutCorrection.bypass"
+    return implied(key, f"is {bypass}", equals=bypass)
+
+
 def _frozen(value: Any) -> list[str] | None:
     """Of a truth: whether the vision tower keeps its weights."""
     return ["vision", "projector"] if value else None
@@ -199,7 +209,6 @@ ACTOR_ROWS = (
     *(
         implied(f"{ACTOR}{key}")
         for key in (
-            "rollout_n",
             "shuffle",
             "data_loader_seed",
             "calculate_entropy",
@@ -215,12 +224,13 @@ ACTOR_ROWS = (
             *QUIET,
             "qat.*",
             "model_engine",
-            "use_rollout_log_probs",
             "use_remove_padding",
             "nccl_timeout",
             "pad_to_length",
         )
     ),
+    of_group(f"{ACTOR}rollout_n"),
+    rollouts_log_probs(f"{ACTOR}use_rollout_log_probs"),
     read(f"{ACTOR}grad_clip", "train.optimizer.clipGrad", text="of FSDP; Megatron's is optim.clip_grad"),
     read(f"{ACTOR}checkpoint.save_contents", "checkpoint.exportHuggingFace", text="hf_model: at the end of the job"),
     becomes(f"{ACTOR}checkpoint.async_save", "checkpoint.asynchronous"),

@@ -53,7 +53,8 @@ ROWS = (
         for key in ("use_fused_kernels", "fused_kernel_options.*", "use_liger", "use_shm", "tiled_mlp.*", "strategy")
     ),
     lacks("model.enable_activation_offload", "trainer.transformerConfig has Megatron's own way"),
-    *(implied(f"model.{key}") for key in ("fsdp_config.*", "target_parameters")),
+    implied("model.fsdp_config.*"),
+    lacks("model.target_parameters", "adapters are on the matrices of model.lora.targets", []),
     read("data.train_files", "data.train", "~/data/gsm8k/train.parquet"),
     read("data.val_files", "data.validation"),
     becomes("data.messages_key", "data.messagesKey", "messages", also=("data.multiturn.messages_key",)),
@@ -74,14 +75,13 @@ ROWS = (
     read("data.truncation", "data.overlong", "error", text="longer conversations are left out and counted"),
     implied("data.pad_mode", "sequences are always packed"),
     verbatim("data.apply_chat_template_kwargs", "data.chatTemplate.arguments", frozenset(), "as they are"),
+    lacks("data.enable_thinking_key", "rows have no arguments of the chat template", "enable_thinking"),
+    becomes("data.enable_thinking_default", "data.chatTemplate.arguments.enable_thinking"),
     lacks("data.tools_key", "conversations have no tools", "tools"),
     lacks("data.custom_cls.path", CUSTOM),
     read("data.multiturn.enable", "data.format"),
     *(lacks(f"data.{key}", "all rows are used", -1) for key in ("train_max_samples", "val_max_samples")),
-    *(
-        implied(f"data.{key}")
-        for key in ("enable_thinking_key", "enable_thinking_default", "balance_dp_token", "use_shm", "num_workers")
-    ),
+    *(implied(f"data.{key}") for key in ("balance_dp_token", "use_shm", "num_workers")),
     *(implied(f"data.{key}") for key in ("ignore_input_ids_mismatch", "custom_cls.name", "trust_remote_code")),
     *optimizer_rows("", "train.optimizer", 1e-3),
     *layout_rows("engine.", {"sequence_parallel": True}),
