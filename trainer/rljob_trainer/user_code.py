@@ -1,5 +1,6 @@
 """A user's Python file as a module under its own name, in a process of its own: pickle finds its classes and functions by that name, and so do
-processes that it starts by spawn or forkserver. And what it raised, in one line that names the file and the line.
+processes that it starts by spawn or forkserver. And what it raised, in one line that names the file and the line, and what a dict has in place of a
+key that was asked for.
 
 Imports nothing large: workers import this when they start.
 """
@@ -7,9 +8,10 @@ Imports nothing large: workers import this when they start.
 import ast
 import importlib.util
 import os
+import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -103,6 +105,32 @@ def _make_importable(directory: str, first: bool) -> None:
 
 def explain(error: BaseException, path: str, name: str) -> str:
     """`reward() in reward.py: ValueError: text (line 7: the line)`: with the innermost frame in the user's file, if there is one."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    place = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    trace = error.__traceback__
+    frames = zip(traceback.extract_tb(trace), traceback.walk_tb(trace), strict=True)
+    own = [(said, frame.f_locals) for said, (frame, _) in frames if said.filename == path]
+    place = "".join(
+        f" (line {said.lineno}: {said.line}){_lacking(error, said.line or '', names)}" for said, names in own[-1:]
+    )
     return f"{name}() in {Path(path).name}: {type(error).__name__}: {error}"[:3000] + place
+
+
+SUBSCRIPTED = re.compile(r"\b(\w+)\[")
+MOST_KEYS = 30
+
+
+def _lacking(error: BaseException, line: str, names: Mapping[str, Any]) -> str:
+    """For a KeyError: the keys that the dicts of its line have, since most often one of them was meant."""
+    key = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if not isinstance(key, str):
+        return ""
+    dicts = {name: names.get(name) for name in SUBSCRIPTED.findall(line)}
+    found = [
+        f"{name} has {_keys(value)}" for name, value in dicts.items() if isinstance(value, dict) and key not in value
+    ]
+    return f", where {' and '.join(found)}" if found else ""
+
+
+def _keys(value: dict[Any, Any]) -> str:
+    keys = [repr(key) for key in value if isinstance(key, str)]
+    more = len(keys) - MOST_KEYS
+    return (", ".join(keys[:MOST_KEYS]) or "no keys") + (f" and {more} more" if more > 0 else "")

@@ -209,7 +209,10 @@ ENDS = "import os\ndef rows(row):\n    os._exit(3) if row['gold'] == 1 else None
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (RAISES, "row 1: rows() in custom.py: KeyError: 'wrong' (line 2: return {'prompt': row['wrong']}); correct"),
+        (
+            RAISES,
+            "row 1: rows() in custom.py: KeyError: 'wrong' (line 2: return {'prompt': row['wrong']}), where row has 'question', 'gold'; correct",
+        ),
         (RAISES.replace("row['wrong']", "1 / (row['gold'] - 5)"), "row 5: rows() in custom.py: ZeroDivisionError"),
         (LATE, "row 5: took longer than 0.3 s; make the row sooner, or raise spec.data.custom.timeoutSeconds"),
         (STUCK, "row 5: took longer than 0.3 s; make the row sooner"),

@@ -51,7 +51,7 @@ def test_an_agent_whose_process_is_lost_reads_the_same_turns_again(tmp_path: Pat
     [
         ("return turn.text", "returned str, not a Trajectory of rljob_trainer.agents or None; return a Trajectory whose tokens"),
         ("return Trajectory(prompt.tokens)", "without one answer of policy.generate behind its context"),
-        ("return row['nothing']", "rollout() in agent.py: KeyError: 'nothing' (line 8: return row['nothing']); correct the function"),
+        ("return row['nothing']", "KeyError: 'nothing' (line 8: return row['nothing']), where row has 'data_source', 'answer', 'prompt'"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_an_agent_is_one_message_with_file_line_and_fix(tmp_path: Path, last: str, message: str) -> None:

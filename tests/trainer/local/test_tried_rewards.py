@@ -78,7 +78,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("def reward(row): return row['gold']\n", "reward() in reward.py: KeyError: 'gold' (line 1: def reward(row): return row['gold']); correct"),
+        ("def reward(row):\n    return row['gold']\n", "'gold' (line 2: return row['gold']), where row has 'data_source', 'answer', 'prompt';"),
         ("def reward(response): return 'good'\n", "reward() in reward.py returned the text 'good', which is not a finite number"),
         ("def reward(response): return float('nan')\n", "return a finite number, or a dict with one as its score"),
         ("def reward(response, gold): return 1\n", "cannot be loaded: reward() in reward.py"),

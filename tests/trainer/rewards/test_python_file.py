@@ -161,29 +161,48 @@ async def test_an_argument_that_the_function_does_not_take_is_refused_at_the_sta
     assert str(caught.value).startswith(expected)
 
 
-async def test_a_function_for_verl_without_its_interface_is_told_of_it(tmp_path):
-    with pytest.raises(ConfigurationError, match="'solution_str'.*needs interface: verl next to its path"):
-        await ask(tmp_path, VERL, function="compute_score")
+OWN = "def compute_score(prompt, response, answer): return 1\n"
+TRL = "def accuracy(completions, answer, **kwargs): return [1.0 for _ in completions]\n"
+TRLS = "TRL's parameters, which are lists: RLJob calls a function once for each response"
 
 
-@pytest.mark.parametrize("interface", ["rljob", "verl"])
-async def test_a_parameter_without_a_value_is_said_with_what_to_do_about_the_signature(tmp_path, interface):
-    with pytest.raises(
-        ConfigurationError, match="'completions'.*; rename the parameter, give it a default, or a value"
-    ):
-        await ask(tmp_path, "def f(completions, **kwargs): return [1.0]\n", function="f", interface=interface)
+@pytest.mark.parametrize(
+    ("code", "fields", "fix"),
+    [
+        (VERL, {}, "compute_score has verl's parameters: set python.interface: verl"),
+        (VERL.replace("compute_score", "mine"), {}, "set python.interface: verl, and set python.function: mine"),
+        (VERL, {"function": "compute_score"}, "it has verl's parameters: set python.interface: verl next to its path"),
+        (OWN, {}, "set python.function: compute_score"),
+        (OWN, {"interface": "verl"}, "remove python.interface: verl, and set python.function: compute_score"),
+        (OWN.replace("compute_score", "reward"), {"interface": "verl"}, "remove python.interface: verl: no function"),
+        (OWN.replace("compute_score", "reward"), {"interface": "verl", "function": "reward"}, "remove python.interface: verl"),
+        (TRL, {}, f"set python.function: accuracy; it has {TRLS}"),
+        (TRL, {"function": "accuracy"}, f"it has {TRLS}"),
+        (TRL, {"function": "accuracy", "interface": "verl"}, f"it has {TRLS}"),
+        (VERL.replace("compute_score", "mine") + OWN, {}, "mine has verl's parameters: set python.interface: verl"),
+        ("def score(response): return 1\ndef other(response): return 1\n", {}, "set python.function to one of them"),
+        ("def f(response, gold): return 1\n", {"function": "f"}, "rename the parameter, give it a default, or a value"),
+    ],
+)  # fmt: skip
+async def test_what_to_do_follows_from_the_signatures_that_the_file_has(tmp_path, code, fields, fix):
+    with pytest.raises(ConfigurationError) as caught:
+        await ask(tmp_path, code, **fields)
+    assert fix in str(caught.value)
+    assert "interface: verl" in fix or "interface: verl" not in str(caught.value)
 
 
-async def test_a_file_without_the_function_says_what_it_has_and_how_verls_is_called(tmp_path):
+async def test_what_is_said_to_do_about_a_function_for_verl_is_enough(tmp_path):
+    assert (await ask(tmp_path, VERL, of_verl("x"), interface="verl")).score
+    assert (await ask(tmp_path, OWN, function="compute_score")).score == 1.0
+
+
+async def test_a_file_without_the_function_says_what_it_has(tmp_path):
     with pytest.raises(ConfigurationError) as caught:
         await ask(tmp_path, f"{VERL}\nfrom json import loads\nimport os\n")
     said = str(caught.value)
     assert (
         "reward() in reward.py: NoSuchFunction: the file has no such function; it has Verdict, compute_score;" in said
     )
-    assert said.endswith("set interface: verl, or function: compute_score")
-    with pytest.raises(ConfigurationError, match="no such function; it has score; set python.function to one of them"):
-        await ask(tmp_path, "def score(response): return 1\n")
     with pytest.raises(ConfigurationError, match="no such function; it has none; fix the file"):
         await ask(tmp_path, "x = 1\n")
 
@@ -212,3 +231,28 @@ async def test_metrics_of_several_entries_are_put_together(tmp_path):
         assert await manager.score(CASE) == Reward(2.0, {"x": 1.0, "y": 2.0, "z": 2.0})
     finally:
         await manager.stop()
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("row['gold']", "where row has 'prompt', 'image', 'day', 'extra_info'"),
+        ("extra_info['gold']", "where extra_info has 'index', 'tags'"),
+        ("row['extra_info']['gold']", "where row has 'prompt', 'image', 'day', 'extra_info'"),
+        ("row[response] + extra_info[response]", "where row has 'prompt', 'image', 'day', 'extra_info' and extra_info has 'index', 'tags'"),
+        ("{}[3]", ""),
+        ("dict(a=1)['b']", ""),
+    ],
+)  # fmt: skip
+async def test_a_key_that_a_row_lacks_is_said_with_the_keys_that_it_has(tmp_path, expression, said):
+    refusal = await refused(tmp_path, f"def reward(response, row, extra_info): return {expression}\n")
+    assert refusal.reason.endswith(
+        f"(line 1: def reward(response, row, extra_info): return {expression})" + f", {said}" * bool(said)
+    )
+
+
+async def test_of_many_keys_the_first_are_said(tmp_path):
+    refusal = await refused(
+        tmp_path, "def reward(row):\n    many = {str(i): i for i in range(40)}\n    return many['x']\n"
+    )
+    assert refusal.reason.endswith("'28', '29' and 10 more")

@@ -18,6 +18,7 @@ from rljob_trainer.rewards.request import (
     known_values,
     require_arguments,
 )
+from rljob_trainer.rewards.signatures import fix_of
 from rljob_trainer.workers.process import WorkerGone, WorkerLost, WorkerProcess, WorkerTaken
 from rljob_trainer.workers.workers import AnyWorkers, NotLoaded, OwnWorkers, PodWorkers, Tries
 
@@ -81,7 +82,7 @@ class PythonFile:
             process = await self._workers.start()
         except NotLoaded as error:
             raise ConfigurationError(
-                self._field, self._target, f"cannot be loaded: {error}", self._fix(error)
+                self._field, self._target, f"cannot be loaded: {error}", fix_of(self._spec, str(error), error.details)
             ) from error
         takes = list(process.takes)
         require_arguments(f"{self._field.removesuffix('.path')}.arguments", self._spec, takes)
@@ -117,20 +118,6 @@ class PythonFile:
         if READ_FROM_FILES.isdisjoint(takes):
             return arguments(request, self._known, takes)
         return await asyncio.to_thread(arguments, request, self._known, takes)
-
-    def _fix(self, error: NotLoaded) -> str:
-        ours, defined = self._spec.interface != "verl", error.details.get("defined")
-        if ours and error.details.get("parameter") == "solution_str":
-            return "a function that was written for verl needs interface: verl next to its path"
-        if ours and defined and "compute_score" in defined:
-            return "set interface: verl, or function: compute_score"
-        if "parameter" in error.details:
-            return "rename the parameter, give it a default, or a value in python.arguments; each call is about one response, and returns its reward"
-        if defined:
-            return "set python.function to one of them"
-        if "attempted relative import with no known parent package" in str(error):
-            return "import files next to it by their names, without a dot: its directory is in sys.path, and it is part of no package"
-        return "fix the file; it is imported by itself, with the image's packages"
 
     def _require_file(self) -> None:
         if not Path(self._spec.path).is_file():

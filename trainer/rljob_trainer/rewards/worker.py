@@ -1,11 +1,12 @@
 """The process that runs a user's reward function: `python -m rljob_trainer.rewards.worker FILE FUNCTION VALUES SECONDS`.
 
 First it says {"takes": names, "needs": names, "concurrent": whether the function is async}: of VALUES, a JSON list of names, those that the
-function's signature asks for, and of these the ones without a default. Or it says {"error": text}, with "defined", the names that the file has,
-where it lacks the function, and with "parameter" where that one would have no value. Then it reads pickled pairs of a number and a dict of the
-values that it takes, since a row may hold bytes and dates, and answers each with {"number", "score": number, "metrics": {name: number},
-"prediction": text or null} or {"number", "error": text, "kind": text}, whose kinds are those of rewards/request.py. Answers are lines of JSON, since
-the user's code may write them. Calls of an async function run at the same time, each for at most SECONDS.
+function's signature asks for, and of these the ones without a default. Or it says {"error": text}: where the file lacks the function with "defined",
+the functions that it has and the names of their parameters; where a parameter would have no value with "parameter", and all "parameters". Then it
+reads pickled pairs of a number and a dict of the values that it takes, since a row may hold bytes and dates, and answers each with {"number",
+"score": number, "metrics": {name: number}, "prediction": text or null} or {"number", "error": text, "kind": text}, whose kinds are those of
+rewards/request.py. Answers are lines of JSON, since the user's code may write them. Calls of an async function run at the same time, each for at
+most SECONDS.
 The user's own prints go to stderr; what the function runs or forks reads none of the questions and keeps no hold of the answers.
 Imports nothing large, so that it starts at once.
 
@@ -73,36 +74,38 @@ def split(returned: Any) -> Returned:
 
 
 class NoSuchFunction(AttributeError):
-    """The file lacks what is to be called. `defined`: names of what it has."""
+    """The file lacks what is to be called. `defined`: what it has, with the names of its parameters."""
 
-    def __init__(self, defined: Sequence[str]):
+    def __init__(self, defined: Mapping[str, Sequence[str]]):
         super().__init__(f"the file has no such function; it has {', '.join(defined) or 'none'}")
         self.defined = defined
 
 
 class NoValue(TypeError):
-    """The `parameter` of a function would stay without a value."""
+    """The `parameter` of a function with these `parameters` would stay without a value."""
 
-    def __init__(self, parameter: str, known: Sequence[str]):
+    def __init__(self, parameter: str, known: Sequence[str], parameters: Sequence[str]):
         super().__init__(
             f"nothing to give as {parameter!r}: parameters get their values by name, out of {', '.join(known)}; others from arguments in the spec"
         )
-        self.parameter = parameter
+        self.parameter, self.parameters = parameter, parameters
 
 
 def _details(error: BaseException) -> dict[str, object]:
     """By which the driver knows what to do about it."""
     if isinstance(error, NoSuchFunction):
-        return {"defined": list(error.defined)}
-    return {"parameter": error.parameter} if isinstance(error, NoValue) else {}
+        return {"defined": {name: list(parameters) for name, parameters in error.defined.items()}}
+    if isinstance(error, NoValue):
+        return {"parameter": error.parameter, "parameters": list(error.parameters)}
+    return {}
 
 
 def _score(value: Any, name: str) -> float:
     if isinstance(value, str | bytes):  # most often the answer that was read, and not what it is worth
         raise NotAReward(f"{name}the text {_short(repr(value))}, which is not a finite number")
     if value is None:
-        hint = "" if name else ", as functions do without a return statement"
-        raise NotAReward(f"{name}None{hint}, which is not a finite number")
+        hint = "" if name else ": it ended without a return statement, or with one that has no value"
+        raise NotAReward(f"{name}None, which is not a finite number{hint}")
     try:
         number = float(value)
     except Exception:  # an array or a tensor of several elements raises what it likes
@@ -185,10 +188,18 @@ def load(path: str, name: str) -> Function:
     module = imported(path)
     function = getattr(module, name, None)
     if not callable(function):
-        own = [key for key, value in vars(module).items() if callable(value) and is_defined_in(module, value)]
-        raise NoSuchFunction(own)
+        own = {key: value for key, value in vars(module).items() if callable(value) and is_defined_in(module, value)}
+        raise NoSuchFunction({key: _names(value) for key, value in own.items()})
     require_imports(path, name)
     return function
+
+
+def _names(function: Function) -> list[str]:
+    """Of its parameters; none where they cannot be read."""
+    try:
+        return [*inspect.signature(function).parameters]
+    except (TypeError, ValueError):
+        return []
 
 
 def is_defined_in(module: ModuleType, value: Callable[..., Any]) -> bool:
@@ -257,7 +268,7 @@ def parameters_of(function: Callable[..., Any], known: Sequence[str]) -> list[st
     for p in parameters:
         variadic = p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         if not variadic and p.default is p.empty and (p.name not in known or p.kind not in BY_NAME):
-            raise NoValue(p.name, known)
+            raise NoValue(p.name, known, [other.name for other in parameters])
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return list(known)
     return [p.name for p in parameters if p.name in known and p.kind in BY_NAME]
