@@ -32,6 +32,32 @@ def test_the_crd_has_every_rule_and_its_messages_are_whole_sentences() -> None:
         assert re.fullmatch(r"spec\.[\w.\[\]]+.+[;:] .+", rule["message"])
 
 
+def test_the_fields_that_messages_name_exist() -> None:
+    """Also of rules about the items of a list, whose fields are below it."""
+    for rule in (rule for rules in crd.validations().values() for rule in rules):
+        for path in re.findall(r"\bspec\.[\w.\[\]]*\w", rule["message"]):
+            assert exists(path), f"{path} in: {rule['message']}"
+
+
+def exists(path: str) -> bool:
+    """Whether the schema has the field, or passes it through verbatim."""
+    at = crd.spec_schema()
+    for name in path.split(".")[1:]:
+        if "properties" not in at:
+            return bool(at.get("x-kubernetes-preserve-unknown-fields"))
+        at = at["properties"].get(name.removesuffix("[]"))
+        if at is None:
+            return False
+        at = at.get("items", at)
+    return True
+
+
+def test_a_message_without_values_says_something_of_each_fact() -> None:
+    """A clause that is a fact alone (`..., and pipelineParallel`) says something only next to its value, which Kubernetes leaves out."""
+    bare = [rule.problem for rule in OBJECT_RULES if re.search(r", (and|with) (\{\d\}(, )?)+$", rule.problem)]
+    assert bare == []
+
+
 def test_an_expression_is_computed_from_the_spec_as_its_cel_says() -> None:
     spec = make_spec(trainer={"nodes": 4, "parallelism": {"context": 2}}, data={"validation": ["/a", "/b"]})
     nodes, context = field("trainer.nodes"), field("trainer.parallelism.context")

@@ -69,7 +69,7 @@ def test_each_pod_has_whole_data_parallel_copies() -> None:
     (violation,) = validate(spec, "demo").violations
     assert str(violation) == (
         "spec.rollout.nodes = 4: each pod of a server with data-parallel copies has as many whole ones as the others, and "
-        "dataParallel = 2; choose a divisor of spec.rollout.dataParallel"
+        "dataParallel = 2 is not divisible by it; choose a divisor of spec.rollout.dataParallel"
     )
 
 
@@ -106,8 +106,8 @@ SHARING = {"placement": "colocated", "serversPerGpu": 2, "sampling": {"maxTokens
     [
         (
             SHARING | {"placement": "separate"},
-            "spec.rollout.serversPerGpu = 2: only colocated servers share a GPU; those of spec.rollout.placement = separate have GPUs of "
-            "their own; remove it, or set spec.rollout.placement: colocated",
+            "spec.rollout.serversPerGpu = 2: only colocated servers share a GPU; separate ones have GPUs of their own; "
+            "remove it, or set spec.rollout.placement: colocated",
         ),
         (
             SHARING | {"tensorParallel": 2, "vllmArgs": {CACHE: GIB}},

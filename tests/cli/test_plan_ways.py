@@ -155,7 +155,7 @@ def test_the_table_marks_the_jobs_own_way_and_says_what_does_not_fit(capsys: pyt
     out = capsys.readouterr().out
     assert "WAYS OF A SERVER: 4 pods x 8 GPUs" in out
     assert rows(out)["tp8-pp4 (as the job)"] == ["41.1", "30.1", "1,753,900", "150.3", "yes"]
-    rule = "data-parallel copies are proven on servers of one stage only, and pipelineParallel = 4"
+    rule = "data-parallel copies are proven on servers of one stage only, and pipelineParallel = 4 makes more"
     assert (
         "\nNot shown:\n    pp2-dp16, " in out
         and f"\n    pp4-dp8, tp2-pp4-dp4: spec.rollout.dataParallel, since {rule}\n" in out

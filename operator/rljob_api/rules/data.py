@@ -27,9 +27,8 @@ from rljob_api.spec.job import PAIRED
 from rljob_api.spec.model import GeneratedData
 
 PAIRS = field("task").is_in(PAIRED)
-LONGEST = (field("data.maxPromptTokens") + either(AGENT, field("rollout.agent.maxTokens"), TURN)).named(
-    "maxPromptTokens + maxTokens"
-)
+LONGEST = {"rollout.agent": (AGENT, field("rollout.agent.maxTokens")), "rollout.sampling": (~AGENT, TURN)}
+"""By the section whose maxTokens bounds what the policy says: when it does, and the field."""
 ALIGNMENT = TENSOR * either(CONTEXT > 1, CONTEXT * 2, 1)
 """`Layout.alignment` as an expression."""
 
@@ -44,7 +43,6 @@ def token_rules(micro_batch: Expression, alignment: Expression) -> tuple[Rule, .
         """Whether that many, aligned, fit."""
         return room // alignment * alignment >= tokens
 
-    longest = aligned(LONGEST).named("rounded up for tensor and context parallelism")
     example = (aligned(field("data.maxTokens")) * either(PAIRS, 2, 1)).named(
         "data.maxTokens, rounded up for tensor and context parallelism, twice for a pair"
     )
@@ -52,13 +50,17 @@ def token_rules(micro_batch: Expression, alignment: Expression) -> tuple[Rule, .
         "service.maxTokens, rounded up for tensor and context parallelism"
     )
     return (
-        Rule(
-            "train.tokensPerMicroBatch",
-            RL.implies(takes(micro_batch, LONGEST)),
-            "the longest sample must fit into a micro-batch: {0}, {1}",
-            "raise it, or lower spec.data.maxPromptTokens or maxTokens of spec.rollout.agent or else spec.rollout.sampling",
-            (LONGEST, longest),
-            micro_batch.of,
+        *(
+            Rule(
+                "train.tokensPerMicroBatch",
+                (RL & bounds).implies(takes(micro_batch, longest)),
+                "the longest sample must fit into a micro-batch: {0}, {1}",
+                f"raise it, or lower spec.data.maxPromptTokens or spec.{section}.maxTokens",
+                (longest, aligned(longest).named("rounded up for tensor and context parallelism")),
+                micro_batch.of,
+            )
+            for section, (bounds, tokens) in LONGEST.items()
+            for longest in [(field("data.maxPromptTokens") + tokens).named("maxPromptTokens + maxTokens")]
         ),
         Rule(
             "train.tokensPerMicroBatch",

@@ -228,8 +228,13 @@ def repeated(field: str, values: Sequence[str], fix: str) -> Iterator[Violation]
             yield Violation(field.format(i), value, "stands twice", fix)
 
 
-def _label(fact: Expression) -> str:
-    return fact.label
+Shown = Callable[[Expression, Callable[[str], str]], str]
+"""A fact of a rule in its message, where users write a field by its path."""
+
+
+def _label(fact: Expression, at: Callable[[str], str]) -> str:
+    """Its own name, or where its field is: below an item of a list, where the rule is about such items."""
+    return at(fact.label.removeprefix("spec.")) if fact.label.startswith("spec.") else fact.label
 
 
 PLACEHOLDER = re.compile(r"\{(\d|[a-z][\w.]*)\}")
@@ -277,18 +282,18 @@ class Rule:
         problem, fix = self._filled(self.problem, at), self._filled(self.fix, at)
         return {"rule": self.holds.cel, "message": f"{at(self.path)}: {problem}; {fix}"}
 
-    def _filled(self, text: str, at: Callable[[str], str], shown: Callable[[Expression], str] = _label) -> str:
+    def _filled(self, text: str, at: Callable[[str], str], shown: Shown = _label) -> str:
         """A text with its facts and paths filled in."""
 
         def fill(key: re.Match[str]) -> str:
-            return shown(self.facts[int(key[1])]) if key[1].isdigit() else at(key[1])
+            return shown(self.facts[int(key[1])], at) if key[1].isdigit() else at(key[1])
 
         return PLACEHOLDER.sub(fill, text)
 
 
-def _with_value(scope: Any) -> Callable[[Expression], str]:
-    def shown(fact: Expression) -> str:
-        return f"{fact.label} = {_text(fact.of(scope))}"
+def _with_value(scope: Any) -> Shown:
+    def shown(fact: Expression, at: Callable[[str], str]) -> str:
+        return f"{_label(fact, at)} = {_text(fact.of(scope))}"
 
     return shown
 

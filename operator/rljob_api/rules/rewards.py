@@ -226,7 +226,7 @@ def _connections(section: str = "", items: str = "") -> Rule:
     return Rule(
         f"{section}workers.processes",
         few if items else AGENT.implies(few),
-        f"the driver has a connection for each process, and at most {MOST_CONNECTIONS}, with {{0}}",
+        f"the driver has a connection for each process, and {{0}} times it is more than the {MOST_CONNECTIONS} that it can have",
         "lower one of them",
         (replicas,),
         items=items,

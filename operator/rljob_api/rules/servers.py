@@ -37,13 +37,13 @@ def _rules(section: str = "", items: str = "") -> Iterator[Rule]:
     yield rule(
         "nodes",
         copies.equals(1) | nodes.divides(copies),
-        "each pod of a server with data-parallel copies has as many whole ones as the others, and {2}",
+        "each pod of a server with data-parallel copies has as many whole ones as the others, and {2} is not divisible by it",
         f"choose a divisor of {{{section}dataParallel}}",
     )
     yield rule(
         "dataParallel",
         copies.equals(1) | pipeline.equals(1),
-        "data-parallel copies are proven on servers of one stage only, and {1}",
+        "data-parallel copies are proven on servers of one stage only, and {1} makes more",
         f"set {{{section}tensorParallel}} in place of {{{section}pipelineParallel}}",
     )
     yield rule(
@@ -55,7 +55,7 @@ def _rules(section: str = "", items: str = "") -> Iterator[Rule]:
     yield rule(
         "expertParallel",
         experts.implies(tensor * copies > 1),
-        "experts are spread over tensorParallel x dataParallel GPUs, and {0}, {2}",
+        "experts are spread over the GPUs of a stage, and {0} and {2} give it one",
         f"remove it, or raise {{{section}tensorParallel}} or {{{section}dataParallel}}",
     )
 
@@ -107,9 +107,8 @@ OBJECT_RULES = (
     Rule(
         "rollout.serversPerGpu",
         SHARING.equals(1) | COLOCATED,
-        "only colocated servers share a GPU; those of {0} have GPUs of their own",
+        "only colocated servers share a GPU; separate ones have GPUs of their own",
         "remove it, or set spec.rollout.placement: colocated",
-        (field("rollout.placement"),),
     ),
     Rule(
         "rollout.serversPerGpu",
