@@ -9,7 +9,7 @@ from kubectl_rljob.remedies import Remedy
 from rljob_api import names
 from rljob_api.families import has_windows
 from rljob_api.rules import Violation
-from rljob_api.sizing.devices import Gpu
+from rljob_api.sizing.devices import GIB, Gpu
 from rljob_api.sizing.host import HostMemory
 from rljob_api.sizing.memory import CacheMemory, PhaseMemory, TrainerMemory
 from rljob_api.sizing.replica import RolloutHost, longest_context
@@ -152,7 +152,7 @@ def of_host(role: str, held: HostMemory | RolloutHost, template: Template) -> It
     limit = template.memory_limit
     if limit and held.total > limit:
         rule = f"the job keeps {gib.whole(held)} GiB in the host memory of a {role} pod, which would end with OOMKilled"
-        fix = "raise it, or lower what is kept there: docs/sizing.md#host-memory"
+        fix = f"raise it to {math.ceil(held.total / GIB)}Gi or more, or lower what is kept there: docs/sizing.md#host-memory"
         if limit < SMALLEST:
             fix = f"write its unit, for example {template.resources.limits['memory']}Gi: without one it is bytes"
         yield Violation(

@@ -164,7 +164,7 @@ def _manifest(document: Document) -> Manifest:
     if not isinstance(metadata["name"], str):
         raise ManifestError(f"metadata.name = {as_written(metadata['name'])}: must be a text")
     if not isinstance(spec, dict):
-        slip = _slip("spec", given) or "; see `kubectl explain rljob.spec`"
+        slip = _slip("spec", given) or "; see spec in docs/reference/api.md, or `kubectl explain rljob.spec`"
         raise ManifestError(f"spec is missing or not an object{slip}")
     unknown = (*_unknown("", given, TOP), *_unknown("metadata.", metadata, METADATA))
     problems = (*_ambiguous(document), *unknown, *_metadata_violations(metadata), *_unqueued(metadata, spec))

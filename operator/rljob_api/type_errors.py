@@ -79,14 +79,25 @@ Say = Callable[[Any, Mapping[str, Any]], Sentence]
 def _whole_number(value: Any, _: Mapping[str, Any]) -> Sentence:
     written = float(_number(value) or math.nan)
     if not math.isfinite(written):
-        return "must be a whole number", "write a whole number"
+        return "must be a whole number", _without_unit(value) or "write a whole number"
     near = {f"{rounded(written):.0f}": None for rounded in (math.floor, math.ceil)}
     return "must be a whole number", f"write {' or '.join(near)}"
 
 
 def _any_number(value: Any, _: Mapping[str, Any]) -> Sentence:
     written = _number(value)
-    return "must be a number", f"write {written}" if written else "write a number, for example 0.5 or 1.0e-6"
+    fix = f"write {written}" if written else _without_unit(value)
+    return "must be a number", fix or "write a number, for example 0.5 or 1.0e-6"
+
+
+MEASURED = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]{1,15})")
+"""A number with its unit behind it."""
+
+
+def _without_unit(value: Any) -> str:
+    """What to write in place of `25 steps`; empty: it is no number with a unit."""
+    measured = MEASURED.fullmatch(value.strip()) if isinstance(value, str) else None
+    return f"write {measured[1]}, without a unit: the field's name has it" if measured else ""
 
 
 def _number(value: Any) -> str | None:
@@ -158,6 +169,7 @@ def _fixed(rule: str, fix: str = "") -> Say:
     return say
 
 
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
 PATTERNS = {
     r"^[^\s]+$": (
         "must be a reference to an image, without blanks",
@@ -191,7 +203,7 @@ PATTERNS = {
         "must be the address of a directory in an object store or on a volume",
         "write for example s3://BUCKET/RUN, gs://BUCKET/RUN or file:///DIRECTORY",
     ),
-    r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$": (
+    QUANTITY: (
         "must be a Kubernetes quantity",
         "write digits and one of m, k, Ki, M, Mi, G, Gi, T, Ti, for example 500m or 16Gi",
     ),
@@ -220,8 +232,22 @@ WRITTEN = ("checkpoint", "train")
 """Sections of the spec whose directories the job writes: nothing is copied there."""
 
 
+BYTES = {"B": "", "KB": "k", "MB": "M", "GB": "G", "TB": "T"} | {f"{unit}iB": f"{unit}i" for unit in "KMGT"}
+"""Kubernetes' suffixes of quantities, by how sizes are written elsewhere."""
+SUFFIXES = {unit.lower(): suffix for unit, suffix in BYTES.items()}
+
+
+def _quantity(value: str) -> str:
+    """Of a size with a unit as it is written elsewhere, `512GB`; empty: it is none."""
+    measured = MEASURED.fullmatch(value.strip())
+    suffix = SUFFIXES.get(measured[2].lower()) if measured else None
+    return f"write {measured[1]}{suffix}" if measured and suffix is not None else ""
+
+
 def _pattern(value: Any, ctx: Mapping[str, Any]) -> Sentence:
     rule, fix = PATTERNS[ctx["pattern"]]
+    if ctx["pattern"] == QUANTITY:
+        fix = _quantity(value) or fix
     if ctx["pattern"].startswith("^/") and ctx["section"] not in WRITTEN and ELSEWHERE.fullmatch(value):
         fix = "name a directory in the pods; model.source and data.sources copy a model and data there, for example hf://ORG/MODEL@REVISION"
     return rule, fix

@@ -60,13 +60,6 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"trainer": {"offload": {"optimizer": True, "update": True}}}, "spec.trainer.offload.optimizer"),
     ({"train": {"miniBatches": 3}}, "spec.train.miniBatches"),
     ({"train": {"tokensPerMicroBatch": 23}}, "spec.train.tokensPerMicroBatch"),
-    (
-        {
-            "rollout": {"agent": AGENT | {"maxTokens": 16}, "sampling": {"maxTokens": 8}},
-            "train": {"tokensPerMicroBatch": 31},
-        },
-        "spec.train.tokensPerMicroBatch",
-    ),
     ({"evaluation": {"everySteps": 5}}, "spec.evaluation"),
     ({"rollout": {"replicas": 0, "minReplicas": 0}}, "spec.rollout.replicas"),
     ({"rollout": COLOCATED | {"replicas": 2}}, "spec.rollout.replicas"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api.broken import BROKEN
+from api.broken import AGENT, BROKEN
 from api.specs import make_spec, raw_spec
 from rljob_api.rules import validate
 from rljob_api.rules.engine import count, either, field, literal, present, size
@@ -50,6 +50,20 @@ def exists(path: str) -> bool:
             return False
         at = at.get("items", at)
     return True
+
+
+@pytest.mark.parametrize(
+    ("rollout", "most"),
+    [
+        ({"sampling": {"maxTokens": 8}}, "spec.rollout.sampling.maxTokens"),
+        ({"sampling": {"maxTokens": 8}, "agent": AGENT | {"maxTokens": 16}}, "spec.rollout.agent.maxTokens"),
+    ],
+)
+def test_a_micro_batch_that_is_too_small_names_what_bounds_the_samples_of_this_job(
+    rollout: dict[str, Any], most: str
+) -> None:
+    (found,) = validate(raw_spec(rollout=rollout, train={"tokensPerMicroBatch": 20}), "demo").violations
+    assert found.fix == f"raise it, or lower spec.data.maxPromptTokens or {most}"
 
 
 def test_a_message_without_values_says_something_of_each_fact() -> None:

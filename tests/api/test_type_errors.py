@@ -25,9 +25,38 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
         {"model": {"path": "/m", "lora": {"targets": "all-linear"}}},
         'spec.model.lora.targets = "all-linear": must be a list; remove it: unset stands for all that there are',
     ),
-    ({"checkpoint": None}, "spec.checkpoint = unset: is required; see `kubectl explain rljob.spec.checkpoint`"),
-    ({"model": {"path": None}}, "spec.model.path = unset: is required; see `kubectl explain rljob.spec.model.path`"),
+    (
+        {"checkpoint": None},
+        "spec.checkpoint = unset: is required; see spec.checkpoint in docs/reference/api.md, or `kubectl explain rljob.spec.checkpoint`",
+    ),
+    (
+        {"model": {"path": None}},
+        "spec.model.path = unset: is required; see spec.model.path in docs/reference/api.md, or `kubectl explain rljob.spec.model.path`",
+    ),
     ({"train": {"steps": "2"}}, 'spec.train.steps = "2": must be a whole number; write 2'),
+    (
+        {"train": {"steps": "25 steps"}},
+        'spec.train.steps = "25 steps": must be a whole number; write 25, without a unit: the field\'s name has it',
+    ),
+    (
+        {"rewards": [{"rule": "math", "timeoutSeconds": "0.5s"}]},
+        'spec.rewards[0].timeoutSeconds = "0.5s": must be a number; write 0.5, without a unit: the field\'s name has it',
+    ),
+    ({"train": {"steps": "many"}}, 'spec.train.steps = "many": must be a whole number; write a whole number'),
+    *(
+        (
+            {"trainer": {"shmSize": given}},
+            f'spec.trainer.shmSize = "{given}": must be a Kubernetes quantity; {fix}',
+        )
+        for given, fix in {
+            "512GB": "write 512G",
+            "512 GiB": "write 512Gi",
+            "1.5tb": "write 1.5T",
+            "64 B": "write 64",
+            "much": "write digits and one of m, k, Ki, M, Mi, G, Gi, T, Ti, for example 500m or 16Gi",
+            "5 apples": "write digits and one of m, k, Ki, M, Mi, G, Gi, T, Ti, for example 500m or 16Gi",
+        }.items()
+    ),
     ({"train": {"steps": 2.5}}, "spec.train.steps = 2.5: must be a whole number; write 2 or 3"),
     ({"train": {"steps": 1e3}}, "spec.train.steps = 1000.0: must be a whole number; write 1000"),
     ({"train": {"steps": True}}, "spec.train.steps = true: must be a whole number; write a whole number"),
@@ -77,7 +106,8 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     (
         {"trainer": {"parallelism": 4}},
-        "spec.trainer.parallelism = 4: must be an object with fields of its own; see `kubectl explain rljob.spec.trainer.parallelism`",
+        "spec.trainer.parallelism = 4: must be an object with fields of its own; see spec.trainer.parallelism in "
+        "docs/reference/api.md, or `kubectl explain rljob.spec.trainer.parallelism`",
     ),
     ({"trainer": {"device": "GPU"}}, 'spec.trainer.device = "GPU": must be one of gpu, cpu; did you mean gpu?'),
     ({"data": {"train": ["a"]}}, 'spec.data.train[0] = "a": must be an absolute path without blanks; begin it with /'),
@@ -96,7 +126,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     (
         {"rewards": [{"rule": "number"}, {"rule": "math", "wait": 1}]},
-        "spec.rewards[1].wait = 1: there is no such field; see `kubectl explain rljob.spec.rewards`",
+        "spec.rewards[1].wait = 1: there is no such field; see spec.rewards in docs/reference/api.md, or `kubectl explain rljob.spec.rewards`",
     ),
 )
 

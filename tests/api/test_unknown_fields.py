@@ -54,6 +54,11 @@ from rljob_api.rules.words import ADVICE, WORDS
         ("replicas", "it belongs to spec.rollout.replicas or spec.pools.replicas"),
         ("volumeMounts", "it is called spec.volumes here"),
         ("namespace", "write it in metadata"),
+        ("algorithm.beta", "it is called spec.algorithm.kl.coefficient here"),
+        ("train.num_iterations", "it is called spec.train.epochsPerStep here"),
+        ("rewards.0.reward_weights", "it is called spec.rewards.weight here"),
+        *((path, HINTS["reportto"]) for path in ("logger", "trainer.logger", "train.report_to", "wandb")),
+        *((path, HINTS["strategyargs"]) for path in ("trainer.fsdp", "deepspeed")),
         (
             "volumes.0.persistentVolumeClaim",
             "write it in `source`, for example source: {persistentVolumeClaim: {claimName: NAME}}",

@@ -86,6 +86,15 @@ def test_an_argument_of_vllm_that_a_pod_or_a_plan_cannot_follow_is_refused(key: 
 
 
 @pytest.mark.parametrize(
+    ("given", "fix"),
+    [(90, "write the share, 0.9"), ("85%", "write the share, 0.85"), (1.5, "write it as a plain number, or remove it")],
+)
+def test_a_share_of_a_gpu_in_percent_is_said_as_the_share(given: object, fix: str) -> None:
+    (found,) = validate(raw_spec(rollout={"vllmArgs": {"gpu-memory-utilization": given}}), "demo").violations
+    assert found.fix == fix
+
+
+@pytest.mark.parametrize(
     "arguments",
     [{"gpu-memory-utilization": 1, "max-num-seqs": 1, "cpu-offload-gb": 0}, {"cpu-offload-gb": 0.5, "max-num-seqs": 9}],
 )

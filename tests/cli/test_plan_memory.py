@@ -41,8 +41,9 @@ def test_what_offload_moves_is_held_against_the_limit_of_the_pod(capsys: pytest.
     resources = "trainer.template.resources"
     assert plan("--set", f"{resources}.limits.memory=256Gi", "--set", f"{resources}.requests.memory=200Gi") == 1
     out = capsys.readouterr().out
-    assert "limits.memory: 256.0 GiB: more than it has, so the pod would end with OOMKilled\n" in out
+    assert "limits.memory: 256.0 GiB, which is less: the pod would end with OOMKilled\n" in out
     assert f"spec.{resources}.limits.memory = 256Gi\n    the job keeps 349.8 GiB in the host memory" in out
+    assert "    fix: raise it to 350Gi or more, or lower what is kept there: docs/sizing.md#host-memory\n" in out
     assert "Valid." not in out
     stays = ("checkpoint.everySteps=0", "trainer.offload={}", "reference.offload=false")
     assert plan(*(word for value in stays for word in ("--set", value))) == 0
@@ -56,8 +57,11 @@ def test_what_a_rollout_pod_holds_in_host_memory_is_held_against_its_limit(capsy
     """15.2 GB of the next policy, and what vLLM moves there."""
     apart = ("--gpu", "h100", "--set", "rollout.placement=separate", "--set", "rollout.vllmArgs={}")
     assert plan(*apart) == 0
-    line = "Host memory of a rollout pod: 14.2 GiB (14.2 for the next policy), and what its processes need in any case; limits"
-    assert f"\n{line}.memory is not set\n" in capsys.readouterr().out
+    line = "Host memory of a rollout pod: 14.2 GiB (14.2 for the next policy), and what its processes need in any case"
+    assert (
+        f"\n{line}; spec.rollout.template.resources.limits.memory is not set: a node has to have that much\n"
+        in capsys.readouterr().out
+    )
     limit = ("--set", "rollout.template.resources={limits: {memory: 64Gi}, requests: {memory: 32Gi}}")
     assert plan(*apart, *limit, "--set", "rollout.vllmArgs={cpu-offload-gb: 65}", "-o", "json") == 1
     (found,) = json.loads(capsys.readouterr().out)
@@ -75,7 +79,7 @@ def test_what_a_rollout_pod_holds_in_host_memory_is_held_against_its_limit(capsy
 def test_a_limit_without_its_unit_is_shown_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--set", "trainer.template.resources={limits: {memory: 512}}") == 1
     out = capsys.readouterr().out
-    assert "limits.memory: 512 bytes: more than it has" in out
+    assert "limits.memory: 512 bytes, which is less" in out
     assert "\nspec.trainer.template.resources.limits.memory = 512\n" in out
     assert "    fix: write its unit, for example 512Gi: without one it is bytes\n" in out
 
@@ -101,6 +105,7 @@ def test_a_job_without_any_volume_is_told_what_the_image_has_to_hold_and_what_is
             "1 checkpoint of 106.6 GB; 106.6 GB in all",
         ),
         (("critic={}", "algorithm={advantage: gae}"), "4 checkpoints of 205.6 GB"),
+        (("evaluation.only=true",), "no checkpoint and no model is written to it\n"),
         (("model.lora={rank: 8}",), "4 checkpoints of 0.2 GB"),
     ],
 )

@@ -22,7 +22,8 @@ trainer       1.8       3.5         5.3         17.0          4.0       31.6
 rollout       7.1       -           -           -             -         7.1
 --gpu shows every phase of a step on a trainer's GPU
 
-Host memory of a trainer pod: 49.6 GiB (49.6 for a checkpoint), and what its processes need in any case; limits.memory is not set
+Host memory of a trainer pod: 49.6 GiB (49.6 for a checkpoint), and what its processes need in any case; \
+spec.trainer.template.resources.limits.memory is not set: a node has to have that much
 
 KV cache of a server: 7.0 GiB per GPU would hold all samples in flight at their longest; --gpu says how much there is
 

@@ -114,6 +114,12 @@ def test_a_job_that_only_answers_held_out_prompts_has_no_batch(capsys: pytest.Ca
     assert "\nBatch:   nothing is trained, with spec.evaluation.only\nTokens:  at most 1,536 per sample\nModel:" in page
 
 
+def test_what_training_would_generate_does_not_count_in_an_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
+    longer = ("--set", "rollout.sampling.maxTokens=4096", "--set", "train.tokensPerMicroBatch=8192")
+    assert plan("--set", "evaluation.only=true", *longer) == 0
+    assert "\nTokens:  at most 1,536 per sample\nModel:" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("gpu", "seconds"), [("h100", True), ("a100-40g", False), ("l40s", False)])
 def test_a_job_that_does_not_fit_has_no_seconds(gpu: str, seconds: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither of a step, nor of what a node that is left loses."""

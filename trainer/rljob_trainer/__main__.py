@@ -33,7 +33,11 @@ def _leave(*_: object) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(PROGRAM, description="Trainer and rollout processes of an RLJob.")
+    root = argparse.ArgumentParser(
+        PROGRAM,
+        description="Run an RLJob on this machine, look at it, and start the processes of its pods.",
+        epilog="To check a manifest, or to convert another system's configuration: `kubectl-rljob plan --help`, `kubectl-rljob import --help`.",
+    )
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     add_commands(commands)
     _add_pods(commands)

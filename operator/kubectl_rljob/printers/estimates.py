@@ -69,8 +69,8 @@ def of_host(role: str, memory: HostMemory | RolloutHost, limit: float) -> list[s
     more = "" if getattr(memory, "processes", 0.0) else ", and what its processes need in any case"
     line = f"Host memory of a {role} pod: {gib.whole(memory)} GiB ({', '.join(parts)}){more}"
     if not limit:
-        return [f"{line}; limits.memory is not set"]
-    over = ": more than it has, so the pod would end with OOMKilled" if memory.total > limit else ""
+        return [f"{line}; spec.{role}.template.resources.limits.memory is not set: a node has to have that much"]
+    over = ", which is less: the pod would end with OOMKilled" if memory.total > limit else ""
     shown = f"{gib.text(limit)} GiB" if limit >= SMALLEST else f"{limit:.0f} bytes"
     return [f"{line}; limits.memory: {shown}{over}"]
 
@@ -155,7 +155,9 @@ def volume(space: VolumeSpace) -> str:
     """One line, in the units of storage."""
     kinds = ((space.checkpoints, space.checkpoint, "checkpoint"), (space.exports, space.export, "export"))
     parts = [f"{plural(count, kind)} of {size / GB:,.1f} GB" for count, size, kind in kinds if count]
-    return f"Volume: {', '.join(parts) or 'nothing is written'}; {space.total / GB:,.1f} GB in all, at most"
+    if not parts:
+        return "Volume: no checkpoint and no model is written to it"
+    return f"Volume: {', '.join(parts)}; {space.total / GB:,.1f} GB in all, at most"
 
 
 def volume_of_clients(space: VolumeSpace) -> str:

@@ -27,8 +27,13 @@ from rljob_api.spec.job import PAIRED
 from rljob_api.spec.model import GeneratedData
 
 PAIRS = field("task").is_in(PAIRED)
-LONGEST = {"rollout.agent": (AGENT, field("rollout.agent.maxTokens")), "rollout.sampling": (~AGENT, TURN)}
-"""By the section whose maxTokens bounds what the policy says: when it does, and the field."""
+LONGEST = (field("data.maxPromptTokens") + either(AGENT, field("rollout.agent.maxTokens"), TURN)).named(
+    "maxPromptTokens + maxTokens"
+)
+MOST_SAID = either(AGENT, "spec.rollout.agent.maxTokens", "spec.rollout.sampling.maxTokens").named(
+    "maxTokens of spec.rollout.sampling or, where there is one, spec.rollout.agent"
+)
+"""The field that bounds what the policy says."""
 ALIGNMENT = TENSOR * either(CONTEXT > 1, CONTEXT * 2, 1)
 """`Layout.alignment` as an expression."""
 
@@ -43,6 +48,7 @@ def token_rules(micro_batch: Expression, alignment: Expression) -> tuple[Rule, .
         """Whether that many, aligned, fit."""
         return room // alignment * alignment >= tokens
 
+    longest = aligned(LONGEST).named("rounded up for tensor and context parallelism")
     example = (aligned(field("data.maxTokens")) * either(PAIRS, 2, 1)).named(
         "data.maxTokens, rounded up for tensor and context parallelism, twice for a pair"
     )
@@ -50,17 +56,13 @@ def token_rules(micro_batch: Expression, alignment: Expression) -> tuple[Rule, .
         "service.maxTokens, rounded up for tensor and context parallelism"
     )
     return (
-        *(
-            Rule(
-                "train.tokensPerMicroBatch",
-                (RL & bounds).implies(takes(micro_batch, longest)),
-                "the longest sample must fit into a micro-batch: {0}, {1}",
-                f"raise it, or lower spec.data.maxPromptTokens or spec.{section}.maxTokens",
-                (longest, aligned(longest).named("rounded up for tensor and context parallelism")),
-                micro_batch.of,
-            )
-            for section, (bounds, tokens) in LONGEST.items()
-            for longest in [(field("data.maxPromptTokens") + tokens).named("maxPromptTokens + maxTokens")]
+        Rule(
+            "train.tokensPerMicroBatch",
+            RL.implies(takes(micro_batch, LONGEST)),
+            "the longest sample must fit into a micro-batch: {0}, {1}",
+            "raise it, or lower spec.data.maxPromptTokens or {2}",
+            (LONGEST, longest, MOST_SAID),
+            micro_batch.of,
         ),
         Rule(
             "train.tokensPerMicroBatch",

@@ -250,7 +250,7 @@ class Rule:
     problem: str
     """What is wrong. `{0}` is replaced by the first of `facts`, as `label = value`, and `{trainer.nodes}` by the path of that field."""
     fix: str
-    """What to change, with paths as in `problem`."""
+    """What to change, with paths as in `problem`; of a fact the value alone, where there is one."""
     facts: tuple[Expression, ...] = ()
     value: Callable[[Any], object] | str | None = None
     """What messages show as the field's value, a word or computed from the spec or item; unset: the value itself."""
@@ -268,7 +268,7 @@ class Rule:
         """At most one, of what the rule is about. `at`: where users write a field, by its path below that."""
         if not self.holds.of(scope):
             value, problem = self._value(scope), self._filled(self.problem, at, _with_value(scope))
-            yield Violation(at(self.path), _text(value), problem, self._filled(self.fix, at))
+            yield Violation(at(self.path), _text(value), problem, self._filled(self.fix, at, _value_alone(scope)))
 
     def _value(self, scope: Any) -> object:
         if isinstance(self.value, str):
@@ -294,6 +294,13 @@ class Rule:
 def _with_value(scope: Any) -> Shown:
     def shown(fact: Expression, at: Callable[[str], str]) -> str:
         return f"{_label(fact, at)} = {_text(fact.of(scope))}"
+
+    return shown
+
+
+def _value_alone(scope: Any) -> Shown:
+    def shown(fact: Expression, _: Callable[[str], str]) -> str:
+        return _text(fact.of(scope))
 
     return shown
 

@@ -239,11 +239,15 @@ def leaves(spec: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
 def _violation(problem: TypeProblem, fix: str) -> Violation:
     """`fix`: empty: the documentation of the field says more."""
     return Violation(
-        f"spec.{problem.path}", problem.value, problem.rule, fix or f"see `kubectl explain {explain(problem.location)}`"
+        f"spec.{problem.path}",
+        problem.value,
+        problem.rule,
+        fix
+        or f"see {explain(problem.location)} in docs/reference/api.md, or `kubectl explain rljob.{explain(problem.location)}`",
     )
 
 
 def explain(location: Location) -> str:
-    """What `kubectl explain` knows of it: the field, or the innermost one around it."""
+    """What the reference and `kubectl explain` know of it: the field, or the innermost one around it."""
     fields, _ = section(location)
-    return ".".join(["rljob.spec", *fields])
+    return ".".join(["spec", *fields])

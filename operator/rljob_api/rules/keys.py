@@ -18,9 +18,10 @@ from rljob_api.text import nearest
 
 TRANSFORMER = "trainer.transformerConfig"
 LARGEST = 2**53
+SHARE = "gpu-memory-utilization"
 COUNTED: dict[str, tuple[Callable[[float], bool], str]] = {
     "max-num-seqs": (lambda given: 1 <= given <= LARGEST, "of at least 1"),
-    "gpu-memory-utilization": (lambda given: 0 < given <= 1, "above 0, and at most 1"),
+    SHARE: (lambda given: 0 < given <= 1, "above 0, and at most 1"),
     "kv-cache-memory-bytes": (lambda given: 0 < given <= LARGEST, "above 0"),
     "cpu-offload-gb": (lambda given: 0 <= given <= LARGEST, "of at least 0"),
 }
@@ -83,7 +84,15 @@ def number_violations(spec: RLJobSpec) -> Iterator[Violation]:
             value, (allowed, numbers) = arguments[key], COUNTED[key]
             if isinstance(value, bool) or not isinstance(value, int | float) or not allowed(value):
                 rule = f"must be a number {numbers}, since the plan of memory depends on it"
-                yield Violation(f"{field}.vllmArgs.{key}", str(value), rule, "write it as a plain number, or remove it")
+                yield Violation(f"{field}.vllmArgs.{key}", str(value), rule, _plain(key, value))
+
+
+def _plain(key: str, value: object) -> str:
+    """What to write; of a share that is given in percent, the share."""
+    percent = str(value).removesuffix("%").strip()
+    if key == SHARE and percent.isdecimal() and 1 < int(percent) <= 100:
+        return f"write the share, {int(percent) / 100:g}"
+    return "write it as a plain number, or remove it"
 
 
 def device_violations(ranks: JudgedRanks) -> Iterator[Violation]:

@@ -83,9 +83,10 @@ def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
     longest = longest_context(spec)
     if not positions or longest <= positions:
         return
+    trained = bool(spec.rollout.agent) or not spec.evaluation.only
     yield Violation(
-        spec.longest_response_field,
-        str(spec.longest_response),
+        spec.longest_response_field if trained else "spec.evaluation.sampling.maxTokens",
+        str(spec.longest_response if trained else spec.evaluation.sampling.max_tokens),
         f"the longest prompt and response, also in evaluation, have {longest} tokens, and the model has {positions:g} positions",
         "lower it, spec.data.maxPromptTokens or maxTokens in spec.evaluation, or set max_position_embeddings in "
         "spec.rollout.vllmArgs.hf-overrides",

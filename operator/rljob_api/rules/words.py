@@ -24,6 +24,7 @@ WORDS: dict[str, str] = {
     "data.maxTokens": "max_seq_length max_seq_len max_length cutoff_len seq_length sequence_length block_size",
     "rewards": "reward reward_fn reward_fns reward_function reward_functions reward_funcs custom_reward_function reward_model",
     "rewards.rule": "rm_type",
+    "rewards.weight": "reward_weights reward_weight",
     "rewards.python.function": "name function_name",
     "algorithm.advantage": "adv_estimator advantage_estimator advantage_type",
     "algorithm.gaeLambda": "lam lambda lambd gae_lam",
@@ -32,7 +33,7 @@ WORDS: dict[str, str] = {
     "algorithm.clip.low": "clip_ratio clip_range eps_clip clip_ratio_low",
     "algorithm.clip.high": "clip_ratio_high eps_clip_high epsilon_high",
     "algorithm.clip.dual": "clip_ratio_c dual_clip eps_clip_c",
-    "algorithm.kl.coefficient": "coef coeff kl_coef kl_coeff kl_loss_coef init_kl_coef kl_coefficient kl_beta kl_penalty_coef",
+    "algorithm.kl.coefficient": "coef coeff kl_coef kl_coeff kl_loss_coef init_kl_coef kl_coefficient kl_beta kl_penalty_coef beta",
     "algorithm.kl.estimator": "kl_loss_type kl_penalty kl_type kl_estimator",
     "algorithm.kl.where": "use_kl_loss use_kl_in_reward",
     "algorithm.kl.adaptive": "kl_ctrl adaptive_kl",
@@ -58,7 +59,7 @@ WORDS: dict[str, str] = {
     "train.samplesPerStep": "train_batch_size batch_size global_batch_size",
     "train.samplesPerPrompt": "n num_generations n_samples_per_prompt rollout_n group_size num_return_sequences best_of",
     "train.miniBatches": "num_minibatches num_mini_batches n_minibatches",
-    "train.epochsPerStep": "ppo_epochs update_epochs num_inner_epochs inner_epochs",
+    "train.epochsPerStep": "ppo_epochs update_epochs num_inner_epochs inner_epochs num_iterations",
     "train.tokensPerMicroBatch": "max_token_len_per_gpu ppo_max_token_len_per_gpu max_tokens_per_gpu max_tokens_per_micro_batch",
     "train.staleness": "max_staleness staleness_threshold max_head_offpolicyness off_policy_steps async_steps",
     "train.overSampling": "over_sampling_ratio oversampling_ratio",
@@ -145,6 +146,10 @@ _COUNTED = (
     "say how many GPUs in place of which: nodes and processesPerNode of the trainer and of every other gang, replicas and tensorParallel of "
     "rollouts and pools"
 )
+_TRACKER = (
+    "remove it: TensorBoard's files are always written, and the variables of spec.env name a tracker, for example WANDB_PROJECT "
+    "(docs/quickstart.md#6-results)"
+)
 _STRATEGY = "remove it: gangs compute with Megatron, in the layout of their field parallelism; rollouts and pools are servers of vLLM"
 
 ADVICE: dict[str, str] = {
@@ -169,6 +174,11 @@ ADVICE: dict[str, str] = {
     ),
     **dict.fromkeys(("device_mapping", "resource_pool", "resource_pool_spec"), _COUNTED),
     **dict.fromkeys(("strategy_args", "strategy_config", "strategy_name"), _STRATEGY),
+    **dict.fromkeys(("fsdp", "fsdp_config", "fsdp2", "deepspeed", "deepspeed_config", "zero_stage", "accelerate"), _STRATEGY),
+    **dict.fromkeys(
+        ("logger", "loggers", "report_to", "wandb", "use_wandb", "wandb_project", "mlflow", "swanlab", "trackers", "project_name"),
+        _TRACKER,
+    ),
     **dict.fromkeys(
         ("persistent_volume_claim", "empty_dir", "config_map", "host_path", "nfs", "csi"),
         "write it in `source`, for example source: {persistentVolumeClaim: {claimName: NAME}}",

@@ -134,12 +134,13 @@ def with_one_server_per_gpu(spec: RLJobSpec) -> RLJobSpec:
 
 
 def longest_context(spec: RLJobSpec) -> int:
-    """Tokens of the longest prompt and response, in training and, if there is any, evaluation: a server's max-model-len."""
+    """Tokens of the longest prompt and response, in training and evaluation as far as the job has them: a server's max-model-len."""
     if spec.task == "service":
         return spec.service.max_tokens
     sets = spec.evaluation_sets if spec.evaluation.takes_place else []
     evaluation = [s.sampling.max_tokens for s in sets if s.sampling and not spec.rollout.agent]
-    return spec.data.max_prompt_tokens + max(spec.longest_response, *evaluation, 0)
+    training = [] if spec.evaluation.only and evaluation else [spec.longest_response]
+    return spec.data.max_prompt_tokens + max([*training, *evaluation])
 
 
 def sequences(spec: RLJobSpec) -> int:
