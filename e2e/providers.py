@@ -147,6 +147,9 @@ def run(*command: str) -> str:
 
 def main() -> int:
     """`python -m e2e.providers up|down`: the cluster with its images, for tests. `python -m e2e.stack` also installs the operator."""
+    if sys.argv[1:] not in (["up"], ["down"]):
+        print("usage: python -m e2e.providers up|down", file=sys.stderr)
+        return 2
     try:
         provider = choose()
         provider.up() if sys.argv[1:] == ["up"] else provider.down()
