@@ -16,11 +16,12 @@ from rljob_import.shared.megatron import (
     transformer_config,
     virtual_pipeline,
 )
-from rljob_import.shared.training import Length, Warmup
+from rljob_import.shared.training import Length
 from rljob_import.shared.values import divisor
 from rljob_import.systems.rlinf.algorithm import algorithm
 from rljob_import.systems.rlinf.reasoning_rows import ROWS
 from rljob_import.systems.rlinf.rows import OFFLOAD
+from rljob_import.systems.rlinf.schedule import schedule
 from rljob_import.table import Field, Note, Outcome, Problem, Said
 
 WRITTEN_BY_A_CLASS = (
@@ -76,43 +77,11 @@ def amounts(settings: Settings) -> Iterator[Said]:
     length = Length("runner.max_steps", "runner.max_epochs", prompts)
     yield from length.said(settings)
     for prefix, target in (("actor.", "train.optimizer"), ("critic.", "critic.optimizer")):
-        s = f"{prefix}lr_sched."
-        yield from warm_up(settings, prefix, target, length.total(settings), updates)
-        if settings[f"{s}lr_decay_style"] != "constant":
-            yield from falling(settings, prefix, target, updates * (length.total(settings) or 0))
+        yield from schedule(settings, prefix, target, length.total(settings), updates)
     yield settings.field(
         "rollout.sampling.maxTokens", response(settings), "runner.seq_length", "data.max_prompt_length"
     )
     yield from micro_batches(settings)
-
-
-def warm_up(settings: Settings, prefix: str, target: str, total: int | None, updates: int) -> Iterator[Said]:
-    """With FSDP a schedule has keys of its own, and moves on once in a training step (RLinf, workers/actor/fsdp_actor_worker.py); Megatron's, once in
-    an optimizer step."""
-    s, o, field = f"{prefix}lr_sched.", f"{prefix}optim.", f"{target}.warmupSteps"
-    of_megatron, of_fsdp = (
-        (f"{s}lr_warmup_iters", f"{s}lr_warmup_fraction"),
-        (f"{o}lr_warmup_steps", f"{o}lr_warmup_steps_ratio"),
-    )
-    megatron = settings["actor.training_backend"] == "megatron"
-    keys, unread_keys = (of_megatron, of_fsdp) if megatron else (of_fsdp, of_megatron)
-    yield from Warmup(*keys, field).said(settings, total, updates, 1 if megatron else updates)
-    for key in (key for key in unread_keys if key in settings):
-        if settings.number(key):
-            yield settings.lacking(
-                key, f"RLinf does not read it with {settings['actor.training_backend']}: {keys[0]} is its warm-up"
-            )
-
-
-def falling(settings: Settings, prefix: str, target: str, total: int) -> Iterator[Said]:
-    """Where and when the rate ends. `total`: optimizer steps of the job; 0: unknown."""
-    s, o = f"{prefix}lr_sched.", f"{prefix}optim."
-    low = f"{s}min_lr" if settings[f"{s}min_lr"] else f"{o}min_lr"
-    if settings[low]:
-        yield settings.field(f"{target}.minLearningRate", settings.number(low), low)
-    last = f"{s}lr_decay_iters"
-    if last in settings and settings.integer(last) != total:
-        yield settings.lacking(last, f"the rate falls until the last of {total or 'all'} optimizer steps")
 
 
 def micro_batches(settings: Settings) -> Iterator[Said]:

@@ -8,7 +8,7 @@ from rljob_import.shared.megatron import (
     recompute_rows,
     transformer_row,
 )
-from rljob_import.shared.values import DECAYS, at_least, items
+from rljob_import.shared.values import at_least, items
 from rljob_import.table import Row, becomes, implied, lacks, must, read, verbatim
 
 SAYS = "config.json or the trainer says it"
@@ -61,7 +61,11 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
         lacks(f"{o}optimizer", "the optimizer is AdamW", "adam", "adamw"),
         must(f"{o}use_distributed_optimizer", True, "the optimizer is always distributed"),
         read(f"{o}min_lr", f"{target}.minLearningRate"),
-        becomes(f"{s}lr_decay_style", f"{target}.decay", "constant", DECAYS),
+        read(f"{s}lr_decay_style", f"{target}.decay", "constant"),
+        read(f"{o}lr_scheduler", f"{target}.decay", "constant", text="of FSDP"),
+        read(f"{o}min_lr_rate", f"{target}.minLearningRate", text="of FSDP, x lr"),
+        read(f"{o}total_training_steps", "", text="of FSDP: the rate falls until the last step"),
+        lacks(f"{o}num_cycles", "a cosine falls once, over half a cycle", 0.5),
         read(f"{s}min_lr", f"{target}.minLearningRate", 0.0),
         read(f"{s}lr_warmup_iters", f"{target}.warmupSteps", 0),
         read(f"{s}lr_warmup_fraction", f"{target}.warmupSteps", 0.0, text="needs --rows while epochs are given"),
@@ -69,9 +73,9 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
             f"{o}lr_warmup_steps",
             f"{target}.warmupSteps",
             -1,
-            text="of FSDP, in training steps of several optimizer steps",
+            text="of FSDP",
         ),
-        read(f"{o}lr_warmup_steps_ratio", f"{target}.warmupSteps", 0.0, text="of FSDP"),
+        read(f"{o}lr_warmup_steps_ratio", f"{target}.warmupSteps", 0.0, text="of FSDP, x total_training_steps"),
         lacks(f"{s}lr_warmup_init", "the warm-up begins at 0", 0, 0.0),
         read(f"{s}lr_decay_iters", "", text="the rate falls until the last step"),
         implied(f"{s}max_lr", f"is {o}lr", equals=f"{target}.learningRate"),
@@ -183,6 +187,7 @@ ACTOR = (
     *(implied(f"actor.model.{key}") for key in ("model_type", "spec_name", "openpi.*", "is_lora", "sharding_strategy")),
     transformer_row("actor.model"),
     *optimizer_rows("actor.", "train.optimizer", 1e-6),
+    read("actor.lr_sched_sync_with_optim", "", True, text="of FSDP; false: a warm-up is in training steps"),
     read(
         "actor.megatron.distributed_timeout_minutes", "lifecycle.stallTimeoutSeconds", text="if longer than the default"
     ),
