@@ -181,6 +181,16 @@ def test_trinity_trains_a_batch_as_often_as_verls_key_says() -> None:
     assert "ppo_epochs = 3" in sft.report.partition("Not expressible")[2]
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "dual"), [("grpo", None, 3), ("grpo", 5, 5), ("rloo", None, 3), ("cispo", None, None)]
+)
+def test_trinitys_ppo_has_a_second_bound(kind: str, given: int | None, dual: int | None) -> None:
+    """Trinity-RFT, algorithm/policy_loss_fn/ppo_policy_loss.py: clip_ratio_c is 3 by default."""
+    key = "algorithm__policy_loss_fn_args__clip_ratio_c"
+    found = changed(DAPO, **{"algorithm__algorithm_type": kind, key: given})
+    assert field(found, "algorithm.clip.dual") == dual
+
+
 def test_trinitys_servers_may_have_lengths_of_their_own() -> None:
     found = changed(
         DAPO, explorer__rollout_model__max_response_tokens=5000, explorer__rollout_model__max_prompt_tokens=50

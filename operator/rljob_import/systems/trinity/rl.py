@@ -154,6 +154,9 @@ def algorithm(settings: Settings) -> Iterator[Said]:
         name = name if name in settings else "algorithm.policy_loss_fn_args.clip_range"
         default = {"low": 3e-4, "high": 4e-4}[side] if loss == "gspo" else 0.2
         yield settings.field(f"algorithm.clip.{side}", settings.number(name) if name in settings else default, name)
+    if loss == "ppo":
+        bound = "algorithm.policy_loss_fn_args.clip_ratio_c"
+        yield settings.field("algorithm.clip.dual", float(settings.number(bound)), bound)
     yield from kl(settings)
 
 

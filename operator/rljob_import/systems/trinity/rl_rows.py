@@ -47,6 +47,7 @@ ALGORITHM = (
     read("algorithm.policy_loss_fn_args.clip_range", "algorithm.clip", 0.2),
     read("algorithm.policy_loss_fn_args.clip_range_low", "algorithm.clip.low"),
     read("algorithm.policy_loss_fn_args.clip_range_high", "algorithm.clip.high"),
+    read("algorithm.policy_loss_fn_args.clip_ratio_c", "algorithm.clip.dual", 3.0, text="of ppo; its default is 3"),
     read(
         "algorithm.policy_loss_fn_args.loss_agg_mode",
         "algorithm.aggregation",
