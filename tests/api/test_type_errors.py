@@ -1,5 +1,6 @@
 """A value of the wrong type is told in our words: what has to hold and what to write."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,8 @@ from pydantic import BaseModel
 from api.specs import raw_spec
 from rljob_api.protocol import Control, Report, Request
 from rljob_api.rules import scheduling, validate
+from rljob_api.rules.fields import described, paths
+from rljob_api.schema import docs
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_api.type_errors import PATTERNS, SENTENCES
@@ -31,7 +34,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     (
         {"model": {"path": None}},
-        "spec.model.path = unset: is required; see spec.model.path in docs/reference/api.md, or `kubectl explain rljob.spec.model.path`",
+        "spec.model.path = unset: is required; see spec.model in docs/reference/api.md, or `kubectl explain rljob.spec.model.path`",
     ),
     ({"train": {"steps": "2"}}, 'spec.train.steps = "2": must be a whole number; write 2'),
     (
@@ -126,7 +129,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     (
         {"rewards": [{"rule": "number"}, {"rule": "math", "wait": 1}]},
-        "spec.rewards[1].wait = 1: there is no such field; see spec.rewards in docs/reference/api.md, or `kubectl explain rljob.spec.rewards`",
+        "spec.rewards[1].wait = 1: there is no such field; see spec.rewards[] in docs/reference/api.md, or `kubectl explain rljob.spec.rewards`",
     ),
 )
 
@@ -195,3 +198,16 @@ def without_words(model: type[BaseModel]) -> set[str]:
 @pytest.mark.parametrize("model", [RLJobSpec, JobStatus, Report, Control, Request, scheduling._Affinity])
 def test_every_problem_that_a_type_of_the_contract_can_have_has_words(model: type[BaseModel]) -> None:
     assert without_words(model) == set()
+
+
+def test_a_field_without_a_better_fix_leads_to_a_heading_of_the_reference() -> None:
+    headings = {line.removeprefix("## ") for line in docs.api_page().splitlines() if line.startswith("## spec")}
+    for path in paths():
+        found = re.match(
+            r"see (\S+) in docs/reference/api.md, or `kubectl explain rljob.spec[.\w]*`$", described(path.split("."))
+        )
+        assert (
+            found
+            and found[1] in headings
+            and path.startswith(found[1].removeprefix("spec").removeprefix(".").replace("[]", ""))
+        )

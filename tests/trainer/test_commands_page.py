@@ -25,3 +25,10 @@ def test_every_command_that_people_start_has_a_section(capsys: pytest.CaptureFix
     ]
     sections = [line[3:] for line in reference.render().split("\n") if line.startswith("## ")]
     assert sorted([*sections, *CONTAINERS]) == sorted(commands)
+
+
+def test_a_command_of_the_plugin_is_said_to_be_one_of_another_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["plan", "job.yaml"])
+    said = capsys.readouterr().err
+    assert "invalid choice: 'plan'" in said and "kubectl-rljob plan" in said

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rljob_api import names
 from rljob_trainer.conversion.options import add_sets
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from rljob_trainer.pod.channel import Channel
 
 PROGRAM = "python -m rljob_trainer"
+PLUGIN = "manifests are checked and converted by another program: kubectl-rljob plan, kubectl-rljob import"
+
+
+class Parser(argparse.ArgumentParser):
+    """Names the other program where somebody asks this one for a command of it."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(f"{message}; {PLUGIN}" if message.startswith("argument COMMAND: invalid choice") else message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,11 +41,8 @@ def _leave(*_: object) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(
-        PROGRAM,
-        description="Run an RLJob on this machine, look at it, and start the processes of its pods.",
-        epilog="To check a manifest, or to convert another system's configuration: `kubectl-rljob plan --help`, `kubectl-rljob import --help`.",
-    )
+    what = "Run an RLJob on this machine, look at it, and start the processes of its pods."
+    root: argparse.ArgumentParser = Parser(PROGRAM, description=what, epilog=PLUGIN.capitalize())
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     add_commands(commands)
     _add_pods(commands)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import takewhile
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -14,6 +14,7 @@ from rljob_api.base import UNREADABLE, KubernetesObject, Model
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.words import ADVICE, WORDS
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.model import RewardSpec
 from rljob_api.text import nearest
 from rljob_api.type_errors import SENTENCES, TypeProblem, as_written, path_of, problems
 
@@ -238,16 +239,59 @@ def leaves(spec: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
 
 def _violation(problem: TypeProblem, fix: str) -> Violation:
     """`fix`: empty: the documentation of the field says more."""
-    return Violation(
-        f"spec.{problem.path}",
-        problem.value,
-        problem.rule,
-        fix
-        or f"see {explain(problem.location)} in docs/reference/api.md, or `kubectl explain rljob.{explain(problem.location)}`",
-    )
+    meant = _shorthand(problem) or ("" if _lacks_objects(problem) else fix)
+    return Violation(f"spec.{problem.path}", problem.value, problem.rule, meant or described(problem.location))
 
 
-def explain(location: Location) -> str:
-    """What the reference and `kubectl explain` know of it: the field, or the innermost one around it."""
+RULES = get_args(get_args(RewardSpec.model_fields["rule"].annotation)[0])
+OBJECTS = ("dict_type", "model_type", "model_attributes_type")
+
+
+def _lacks_objects(problem: TypeProblem) -> bool:
+    """Whether a list of objects is something else: what is there cannot be an item of it."""
+    return problem.kind == "list_type" and section(problem.location)[1] is not None
+
+
+def _shorthand(problem: TypeProblem) -> str:
+    """What to write in place of a text that stands for an object, or for a list of one: the object has one field that it may be."""
+    model = section(problem.location)[1]
+    if model is None or problem.kind not in (*OBJECTS, "list_type") or not problem.value.startswith('"'):
+        return ""
+    written = _as_reward(problem.value) if model is RewardSpec else _as_required(model, problem.value)
+    return f"write {f'[{written}]' if problem.kind == 'list_type' else written}" if written else ""
+
+
+def _as_reward(text: str) -> str:
+    name = text.strip('"')
+    if name in RULES:
+        return f"{{rule: {name}}}"
+    return f"{{python: {{path: {text}}}}}" if name.endswith(".py") else ""
+
+
+def _as_required(model: type[Model], text: str) -> str:
+    """With the text as the value of the one field that the object has to have."""
+    required = [str(field.alias) for field in model.model_fields.values() if field.is_required()]
+    return f"{{{required[0]}: {text}}}" if len(required) == 1 else ""
+
+
+def described(location: Location) -> str:
+    """Where the field at a location is explained, or the innermost one around it: under a heading of the page, and by kubectl."""
     fields, _ = section(location)
-    return ".".join(["spec", *fields])
+    return f"see {_heading(fields)} in docs/reference/api.md, or `kubectl explain {'.'.join(['rljob.spec', *fields])}`"
+
+
+def _heading(fields: Iterable[str]) -> str:
+    """Of the innermost section, for example `spec.rewards[].python`."""
+    model: type[Model] = RLJobSpec
+    heading = "spec"
+    for name in fields:
+        held = names_of(model)[name]
+        if held is None:
+            break
+        several = any(f.alias == name and _is_list(f.annotation) for f in model.model_fields.values())
+        model, heading = held, f"{heading}.{name}{'[]' * several}"
+    return heading
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(map(_is_list, get_args(annotation)))
