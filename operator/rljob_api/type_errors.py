@@ -62,10 +62,8 @@ def as_written(value: object) -> str:
 
 
 def _problem(kind: str, details: Mapping[str, Any]) -> TypeProblem:
-    value = details["input"]
-    rule, fix = SENTENCES[kind](
-        value, details.get("ctx", {}) | {"section": details["loc"][0] if details["loc"] else ""}
-    )
+    value, location = details["input"], details["loc"] or ("",)
+    rule, fix = SENTENCES[kind](value, details.get("ctx", {}) | {"section": location[0], "field": location[-1]})
     shown = "unset" if kind == "missing" else as_written(value)
     return TypeProblem(details["loc"], kind, shown, rule, fix)
 
@@ -73,20 +71,22 @@ def _problem(kind: str, details: Mapping[str, Any]) -> TypeProblem:
 Sentence = tuple[str, str]
 """Rule and fix."""
 Say = Callable[[Any, Mapping[str, Any]], Sentence]
-"""Makes the rule and the fix from a value and pydantic's context of the rule that it breaks, with the section of the spec that holds it."""
+"""Makes the rule and the fix from a value and pydantic's context of the rule that it breaks, with the section of the spec that holds it and the name
+of its field."""
 
 
-def _whole_number(value: Any, _: Mapping[str, Any]) -> Sentence:
+def _whole_number(value: Any, ctx: Mapping[str, Any]) -> Sentence:
     written = float(_number(value) or math.nan)
     if not math.isfinite(written):
-        return "must be a whole number", _without_unit(value) or "write a whole number"
+        known = "" if "." in str(value) else _without_unit(value, ctx["field"])
+        return "must be a whole number", known or "write a whole number"
     near = {f"{rounded(written):.0f}": None for rounded in (math.floor, math.ceil)}
     return "must be a whole number", f"write {' or '.join(near)}"
 
 
-def _any_number(value: Any, _: Mapping[str, Any]) -> Sentence:
+def _any_number(value: Any, ctx: Mapping[str, Any]) -> Sentence:
     written = _number(value)
-    fix = f"write {written}" if written else _without_unit(value)
+    fix = f"write {written}" if written else _without_unit(value, ctx["field"])
     return "must be a number", fix or "write a number, for example 0.5 or 1.0e-6"
 
 
@@ -94,10 +94,24 @@ MEASURED = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]{1,15})")
 """A number with its unit behind it."""
 
 
-def _without_unit(value: Any) -> str:
-    """What to write in place of `25 steps`; empty: it is no number with a unit."""
+WORD = 4
+"""Letters of the shortest unit that is no prefix of a number, as in `8k`."""
+SHORT = {"s": "seconds", "sec": "seconds", "secs": "seconds"}
+
+
+def _without_unit(value: Any, field: str | int) -> str:
+    """What to write in place of `25 steps`; empty: it is no number with a unit.
+
+    Only a word that the field's name ends in can be left out: `500ms` are not 500 seconds, nor `8k` 8 tokens.
+    """
     measured = MEASURED.fullmatch(value.strip()) if isinstance(value, str) else None
-    return f"write {measured[1]}, without a unit: the field's name has it" if measured else ""
+    if not measured:
+        return ""
+    number, unit = measured[1], measured[2].lower()
+    whole = SHORT.get(unit, unit)
+    if len(whole) >= WORD and str(field).lower().endswith((whole, f"{whole}s")):
+        return f"write {number}, without a unit: the field's name has it"
+    return "write the number alone, in the unit of the field's name"
 
 
 def _number(value: Any) -> str | None:

@@ -45,6 +45,23 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
         {"rewards": [{"rule": "math", "timeoutSeconds": "0.5s"}]},
         'spec.rewards[0].timeoutSeconds = "0.5s": must be a number; write 0.5, without a unit: the field\'s name has it',
     ),
+    *(
+        (
+            {"checkpoint": {"path": "/c", "everySteps": given}},
+            f'spec.checkpoint.everySteps = "{given}": must be a whole number; {fix}',
+        )
+        for given, fix in {
+            "1 step": "write 1, without a unit: the field's name has it",
+            "2.5 steps": "write a whole number",
+            "30s": "write the number alone, in the unit of the field's name",
+            "8k": "write the number alone, in the unit of the field's name",
+            "2 epochs": "write the number alone, in the unit of the field's name",
+        }.items()
+    ),
+    (
+        {"rewards": [{"rule": "math", "timeoutSeconds": "500ms"}]},
+        'spec.rewards[0].timeoutSeconds = "500ms": must be a number; write the number alone, in the unit of the field\'s name',
+    ),
     ({"train": {"steps": "many"}}, 'spec.train.steps = "many": must be a whole number; write a whole number'),
     *(
         (
