@@ -37,6 +37,26 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
         "spec.model.path = unset: is required; see spec.model in docs/reference/api.md, or `kubectl explain rljob.spec.model.path`",
     ),
     ({"train": {"steps": "2"}}, 'spec.train.steps = "2": must be a whole number; write 2'),
+    ({"rewards": ["math"]}, 'spec.rewards[0] = "math": must be an object with fields of its own; write {rule: math}'),
+    ({"rewards": "number"}, 'spec.rewards = "number": must be a list; write [{rule: number}]'),
+    ({"rewards": "/r.py"}, 'spec.rewards = "/r.py": must be a list; write [{python: {path: "/r.py"}}]'),
+    (
+        {"rewards": [{"python": "/r.py"}]},
+        'spec.rewards[0].python = "/r.py": must be an object with fields of its own; write {path: "/r.py"}',
+    ),
+    ({"model": "/m"}, 'spec.model = "/m": must be an object with fields of its own; write {path: "/m"}'),
+    (
+        {"rewards": "mine"},
+        'spec.rewards = "mine": must be a list; see spec.rewards[] in docs/reference/api.md, or `kubectl explain rljob.spec.rewards`',
+    ),
+    (
+        {"env": {"WANDB_PROJECT": "x"}},
+        'spec.env = {"WANDB_PROJECT": "x"}: must be a list; write [{name: NAME, value: VALUE}], with an entry for each variable',
+    ),
+    (
+        {"envFrom": "wandb"},
+        'spec.envFrom = "wandb": must be a list; see spec in docs/reference/api.md, or `kubectl explain rljob.spec.envFrom`',
+    ),
     (
         {"train": {"steps": "25 steps"}},
         'spec.train.steps = "25 steps": must be a whole number; write 25, without a unit: the field\'s name has it',

@@ -14,6 +14,7 @@ from rljob_api.base import UNREADABLE, KubernetesObject, Model
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.words import ADVICE, WORDS
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import EnvVar
 from rljob_api.spec.model import RewardSpec
 from rljob_api.text import nearest
 from rljob_api.type_errors import SENTENCES, TypeProblem, as_written, path_of, problems
@@ -249,12 +250,23 @@ OBJECTS = ("dict_type", "model_type", "model_attributes_type")
 
 def _lacks_objects(problem: TypeProblem) -> bool:
     """Whether a list of objects is something else: what is there cannot be an item of it."""
-    return problem.kind == "list_type" and section(problem.location)[1] is not None
+    *above, name = problem.location
+    if problem.kind != "list_type":
+        return False
+    model = section(above)[1]
+    return model is not None and any(f.alias == name and _of_objects(f.annotation) for f in model.model_fields.values())
+
+
+def _of_objects(annotation: Any) -> bool:
+    is_section = inspect.isclass(annotation) and issubclass(annotation, Model)
+    return is_section or get_origin(annotation) is dict or any(map(_of_objects, get_args(annotation)))
 
 
 def _shorthand(problem: TypeProblem) -> str:
     """What to write in place of a text that stands for an object, or for a list of one: the object has one field that it may be."""
     model = section(problem.location)[1]
+    if model is EnvVar and problem.kind == "list_type":
+        return "write [{name: NAME, value: VALUE}], with an entry for each variable"
     if model is None or problem.kind not in (*OBJECTS, "list_type") or not problem.value.startswith('"'):
         return ""
     written = _as_reward(problem.value) if model is RewardSpec else _as_required(model, problem.value)
