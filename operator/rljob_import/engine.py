@@ -82,12 +82,13 @@ def _imported(settings: Settings, answers: Iterable[Answer]) -> Imported:
 
 
 def _say_what_has_another_value(imported: Imported, settings: Settings) -> None:
-    """In place of a note that a field has a key's value already, where it has another one."""
+    """In place of a note that a field has a key's value already, where it has another one. A job without the field's section has neither."""
     claimed = {given.name: given for given in settings.given.values() if given.row.equals}
+    absent = tuple(f"{section}." for section in unread(settings)) if claimed else ()
     values = dict(_leaves(imported.spec)) if claimed else {}
     for i, note in enumerate(imported.notes):
         given = claimed.get(*note.keys) if len(note.keys) == 1 and note.outcome is Outcome.IMPLIED else None
-        if given:
+        if given and not given.row.equals.startswith(absent):
             ours = values.get(given.row.equals, default_of(given.row.equals))
             if not same_value(ours, given.value):
                 imported.notes[i] = given.note(Outcome.CHANGED, f"{given.row.equals} is {show(ours)}")

@@ -168,6 +168,14 @@ def test_rlinfs_second_bound_is_on_with_fsdp(backend: str, given: dict[str, Any]
     assert field(infinite(backend, **given), "algorithm.clip.dual") == dual
 
 
+@pytest.mark.parametrize(("estimator", "said"), [("gae", True), ("grpo", False)])
+def test_a_key_of_a_section_that_the_job_does_not_have_is_not_compared(estimator: str, said: bool) -> None:
+    tree = INFINITE | {"algorithm": ALGORITHM | {"adv_type": estimator}, "critic": {"lr_sched": {"max_lr": 7e-5}}}
+    tree |= {"data": {"train_data_paths": ["/data/a.jsonl"]}}
+    report = imported("rlinf", json.dumps(tree), "file", Options()).report
+    assert ("critic.lr_sched.max_lr = 7e-05: critic.optimizer.learningRate is 1e-05" in report) is said
+
+
 def test_rlinf_decays_weights_unless_it_is_told_not_to() -> None:
     assert field(infinite("megatron"), "train.optimizer.weightDecay") == 0.01
 
