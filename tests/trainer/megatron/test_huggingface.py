@@ -49,6 +49,34 @@ def test_a_directory_is_written_in_shards_that_transformers_reads(model: Path, t
     assert torch.equal(ours, theirs)
 
 
+def test_the_dtype_of_a_model_is_that_of_its_weights_and_not_of_the_tensor_that_comes_last(
+    megatron: None, tmp_path: Path
+) -> None:
+    """In a shard of its own, as a bias that chooses experts can be."""
+    source, target = tmp_path / "source", tmp_path / "exported"
+    source.mkdir()
+    (source / "config.json").write_text('{"torch_dtype": "float32"}')
+
+    class Engine:
+        heartbeat = staticmethod(lambda: None)
+
+        def export_owned(self) -> Any:
+            weight, bias = torch.ones(64, 64, dtype=torch.bfloat16), torch.ones(8)
+            return [([("a.weight", weight), ("b.bias", bias)], True, None)]
+
+        def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
+            return config
+
+    def on_a_rank() -> None:
+        from rljob_trainer.megatron.huggingface import write_hugging_face
+
+        write_hugging_face(Engine(), source, target, shard_bytes=64)
+
+    run_ranks(1, on_a_rank)
+    assert json.loads((target / "config.json").read_text()) == {"dtype": "bfloat16"}
+    assert load_file(target / "model-00002-of-00002.safetensors")["b.bias"].dtype == torch.float32
+
+
 def test_no_weight_file_is_opened_for_every_tensor(megatron: None, tmp_path: Path) -> None:
     source = make_model(tmp_path / "source", "qwen3_moe", tied=False, max_shard_size="150KB")
     spec = job(source, trainer={"nodes": 2, "parallelism": {"expert": 2}})

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +30,8 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], target: Path) -> None:
 
 
 SHARD_BYTES = 4 * 2**30
+DTYPES = {"BF16": "bfloat16", "F32": "float32"}
+"""What config.json calls those of safetensors that a policy has."""
 _PART = ".part"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 
@@ -101,8 +105,9 @@ def _write_shards(tensors: Iterable[tuple[str, torch.Tensor]], target: Path, sha
     return count
 
 
-def _name_shards(target: Path, count: int) -> torch.dtype:
-    """Name the shards of all ranks, and write an index if there are several. Returns the dtype of the last one's first tensor.
+def _name_shards(target: Path, count: int) -> str:
+    """Name the shards of all ranks, and write an index if there are several. Returns the dtype of most numbers, as config.json names it: biases that
+    choose experts are in float32 next to weights in bfloat16.
 
     Raises OSError when not all of them are there.
     """
@@ -111,19 +116,19 @@ def _name_shards(target: Path, count: int) -> torch.dtype:
     if len(parts) != count:
         raise OSError(f"{target} shows {len(parts)} of the {count} files that the ranks have written")
     where: dict[str, str] = {}
-    size = 0
+    size, numbers = 0, Counter[str]()
     for number, part in enumerate(parts, start=1):
         file = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
         with safe_open(part, "pt") as shard:
-            first, *_ = names = list(shard.keys())
-            dtype = shard.get_tensor(first).dtype
-        where |= dict.fromkeys(names, file)
+            for name in list(shard.keys()):
+                where[name], tensor = file, shard.get_slice(name)
+                numbers[tensor.get_dtype()] += prod(tensor.get_shape())
         size += data_bytes(part)
         part.rename(target / file)
     if count > 1:
         index = {"metadata": {"total_size": size}, "weight_map": where}
         (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    return dtype
+    return DTYPES[numbers.most_common(1)[0][0]]
 
 
 def data_bytes(file: Path) -> int:
@@ -151,9 +156,9 @@ def _copy_the_rest(source: Path, target: Path) -> None:
             shutil.copyfile(file, target / file.name)
 
 
-def _write_config(config: dict[str, Any], target: Path, dtype: torch.dtype) -> None:
+def _write_config(config: dict[str, Any], target: Path, dtype: str) -> None:
     config.pop("torch_dtype", None)  # its name before transformers 5
-    config["dtype"] = str(dtype).removeprefix("torch.")
+    config["dtype"] = dtype
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
