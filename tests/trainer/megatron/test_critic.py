@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rljob_api.spec import RLJobSpec
 from trainer.megatron.classifiers import make_classifier, scores_of_prefixes
@@ -122,9 +123,13 @@ def refused(spec: RLJobSpec) -> str:
 
 def test_a_directory_that_cannot_be_a_critic_is_refused_by_field(model: Path, tmp_path: Path) -> None:
     two, other = make_classifier(tmp_path / "two", labels=2), make_model(tmp_path / "other", vocabulary=100)
+    biased = make_classifier(tmp_path / "biased")
+    file = biased / "model.safetensors"
+    save_file(load_file(file) | {"score.bias": torch.ones(1)}, file, metadata={"format": "pt"})
     for path, words in (
         (tmp_path, "holds no config.json"),
         (two, "its classifier has 2 labels"),
+        (biased, "its classifier adds score.bias"),
         (other, "has a vocabulary of 100 tokens, the policy one of 160"),
     ):
         message = refused(ppo(model, path=str(path)))

@@ -28,7 +28,7 @@ from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting
 from rljob_trainer.megatron.weight_files import keep_open
 from rljob_trainer.wire.weights.plan import GatherPhase
 
-SCORE = "score.weight"
+SCORE, BIAS = "score.weight", "score.bias"
 """The head of transformers' sequence classifiers, [labels, hidden], applied to the last hidden state, without a bias."""
 _HEAD = "output_layer.weight"
 """Its name in megatron."""
@@ -150,8 +150,12 @@ def _require_fit(spec: RLJobSpec, config: dict[str, Any], path: str, field: str)
 def _score(bridge: AutoBridge, path: str, field: str) -> torch.Tensor | None:
     """The directory's head [1, h]; None for a causal model."""
     state = bridge.hf_pretrained.state
-    if SCORE not in state.source.get_all_keys():
+    names = state.source.get_all_keys()
+    if SCORE not in names:
         return None
+    if BIAS in names:
+        rule = f"its classifier adds {BIAS}, without which its scores would be others"
+        raise ConfigurationError(field, path, rule, "use a classifier without a bias, as transformers makes them")
     score = state[SCORE]
     if len(score) != 1:
         rule = f"its classifier has {len(score)} labels"
