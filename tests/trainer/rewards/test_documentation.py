@@ -24,6 +24,12 @@ SNIPPETS = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
+def program(words: str) -> str:
+    """The one shown program that has these words."""
+    (found,) = (shown for shown in PROGRAMS if words in shown)
+    return found
+
+
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda s: s.split(":")[0])
 def test_every_snippet_is_a_valid_part_of_a_spec(snippet):
     sections = yaml.safe_load(snippet)
@@ -38,7 +44,7 @@ def test_every_metric_that_the_page_names_exists():
 
 
 def test_the_shown_function_makes_rows(tmp_path):
-    (tmp_path / "custom.py").write_text(PROGRAMS[0])
+    (tmp_path / "custom.py").write_text(program("/etc/data/custom.py"))
     rows = [{"score": 0.4}, {"score": 0.9, "turns": ["1+1=", "2"], "origin": "sum"}]
     data = tmp_path / "dialogues.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -51,7 +57,7 @@ def test_the_shown_function_makes_rows(tmp_path):
 
 async def test_the_shown_function_that_reports_metrics_judges(tmp_path):
     file = tmp_path / "reward.py"
-    file.write_text(PROGRAMS[2])
+    file.write_text(program("truncated: bool"))
     manager = RewardManager([RewardSpec(python=PythonReward(path=str(file)))])
     await manager.start()
     try:
@@ -72,14 +78,25 @@ async def scored(spec: RewardSpec, *responses: str) -> list[float]:
 
 async def test_the_shown_function_judges(tmp_path):
     file = tmp_path / "reward.py"
-    file.write_text(PROGRAMS[1])
+    file.write_text(program("<answer>(.*?)</answer>"))
     spec = RewardSpec(python=PythonReward(path=str(file)))
     assert await scored(spec, "4", "<answer>5</answer>", "<answer> 4 </answer>") == [0.0, 0.1, 1.0]
 
 
+async def test_a_function_for_trl_judges_by_the_shown_one(tmp_path):
+    """As TRL's: lists of a batch, and whatever else as keywords."""
+    (tmp_path / "trl_rewards.py").write_text(
+        "def accuracy_reward(completions, answer, **kwargs):\n"
+        "    return [float(c == a) for c, a in zip(completions, answer, strict=True)]\n"
+    )
+    file = tmp_path / "reward.py"
+    file.write_text(program("from trl_rewards import"))
+    assert await scored(RewardSpec(python=PythonReward(path=str(file))), "4", "5") == [1.0, 0.0]
+
+
 async def test_the_shown_service_judges(tmp_path):
     file, port = tmp_path / "service.py", free_port()
-    file.write_text(PROGRAMS[3])
+    file.write_text(program("ThreadingHTTPServer(("))
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(file), str(port), stderr=asyncio.subprocess.DEVNULL
     )
