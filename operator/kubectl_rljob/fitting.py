@@ -13,7 +13,7 @@ from rljob_api.sizing.devices import GIB, Gpu
 from rljob_api.sizing.host import HostMemory
 from rljob_api.sizing.memory import CacheMemory, PhaseMemory, TrainerMemory
 from rljob_api.sizing.replica import RolloutHost, longest_context
-from rljob_api.sizing.server_arguments import may_be_smaller, may_have_room
+from rljob_api.sizing.server_arguments import CACHE, may_be_smaller, may_have_room
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 
@@ -21,7 +21,6 @@ SEARCH = "`plan --suggest` searches layouts"
 FIX = f"docs/sizing.md has what to change, by its cost; {SEARCH}"
 SMALLEST = 2**20
 """Bytes of memory without which no container starts: a limit below it lacks its unit."""
-CACHE_SIZE = "kv-cache-memory-bytes"
 FAR = 4.0
 """Of a GPU's memory. What needs more by the estimate does not fit. Estimates were up to 1.5 times what was measured, and of a stage with selective
 recomputation of `mlp`, which they do not follow, they are up to 3.5 times what there is."""
@@ -114,10 +113,10 @@ def short_cache(spec: RLJobSpec, cache: CacheMemory) -> Iterator[Violation]:
         return
     field, given = spec.field_of(names.ROLE_ROLLOUT), arguments(spec, names.ROLE_ROLLOUT)
     rule = f"the cache of a server has {_room(spec, cache)}, and vLLM starts with no less"
-    if size := given.get(CACHE_SIZE):
+    if size := given.get(CACHE):
         needed = math.ceil(cache.there * longest_context(spec) * spec.rollout.data_parallel / cache.tokens)
         removable = ", or remove it" if spec.rollout.servers_per_gpu == 1 else ""
-        yield Violation(f"{field}.vllmArgs.{CACHE_SIZE}", str(size), rule, f"set at least {needed}{removable}")
+        yield Violation(f"{field}.vllmArgs.{CACHE}", str(size), rule, f"set at least {needed}{removable}")
     else:
         fix = f"raise it, or gpu-memory-utilization in {field}.vllmArgs, or lower {field}.sampling.maxTokens"
         yield Violation(f"{field}.tensorParallel", str(spec.rollout.tensor_parallel), rule, fix)

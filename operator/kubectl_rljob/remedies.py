@@ -6,12 +6,12 @@ from typing import NamedTuple
 from rljob_api.sizing.layout import Amounts
 from rljob_api.sizing.memory import cache_memory, phases
 from rljob_api.sizing.replica import server_defaults
+from rljob_api.sizing.server_arguments import CACHE, SHARE
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
 
 TOKENS, SHARES = 1024, 100
 """Tokens of a micro-batch are tried in multiples, and a server's share of a GPU in hundredths."""
-SHARE = "gpu-memory-utilization"
 
 
 class Remedy(NamedTuple):
@@ -55,7 +55,7 @@ def _tokens(spec: RLJobSpec, fits: Callable[[RLJobSpec], bool]) -> Remedy | None
 def _share(spec: RLJobSpec, fits: Callable[[RLJobSpec], bool], serves: Callable[[RLJobSpec], bool]) -> Remedy | None:
     """Of a colocated server. `serves`: whether it has room for a sample."""
     arguments = server_defaults(spec) | spec.rollout.vllm_args
-    if spec.rollout.placement != "colocated" or SHARE not in arguments or "kv-cache-memory-bytes" in arguments:
+    if spec.rollout.placement != "colocated" or SHARE not in arguments or CACHE in arguments:
         return None
     most = _largest(1, SHARES - 1, lambda n: fits(_with_share(spec, n / SHARES)))
     if most is None or not serves(_with_share(spec, most / SHARES)):

@@ -4,14 +4,15 @@ other one computes. `plan` changes nothing, and says what to set.
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kubectl_rljob.planning import Plan
 from rljob_api.rules.validator import broken_rules
+from rljob_api.sizing.devices import GIB
+from rljob_api.sizing.server_arguments import CACHE, SHARE
 from rljob_api.sizing.speed import Speed
 from rljob_api.spec import RLJobSpec
 
-GIB = 2**30
-CACHE, SHARE = "kv-cache-memory-bytes", "gpu-memory-utilization"
 WORTH = 0.95
 """A step that takes less than this part of the job's is worth its memory."""
 
@@ -22,21 +23,28 @@ class Sharing:
 
     cache: int
     """Bytes for keys and values of each."""
-    before: Speed
     speed: Speed
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Fields of the spec that make a job have them."""
+        return {"rollout.serversPerGpu": 2, f"rollout.vllmArgs.{CACHE}": self.cache}
 
-def sharing(plan: Plan) -> Sharing | None:
-    """None where no model of a step says that it would be faster, where it would not fit, and where rules are against it."""
-    taken, cache = plan.speed(), plan.cache()
-    if plan.spec is None or taken is None or cache is None or plan.violations or not _is_alone(plan.spec):
+
+def sharing(plan: Plan, taken: Speed) -> Sharing | None:
+    """`taken`: of the plan as it is. None where the model of a step does not say that it would be faster, where it would not fit, and where rules are
+    against it."""
+    cache = plan.cache()
+    if plan.spec is None or cache is None or plan.violations or not _is_alone(plan.spec):
         return None
     each = math.ceil(min(cache.there, cache.wanted) / 2 / GIB) * GIB
-    other = replace(plan, spec=_with_two(plan.spec, each))
+    spec = _with_two(plan.spec, each)
+    other = replace(plan, spec=spec)
     faster = other.speed()
-    if faster is None or faster.seconds > WORTH * taken.seconds or other.doubts() or _breaks_rules(other):
+    if faster is None or faster.seconds > WORTH * taken.seconds or other.doubts():
         return None
-    return Sharing(each, taken, faster)
+    broken = next(broken_rules(spec, plan.model or {}), None)
+    return Sharing(each, faster) if broken is None else None
 
 
 def _is_alone(spec: RLJobSpec) -> bool:
@@ -50,7 +58,3 @@ def _with_two(spec: RLJobSpec, cache: int) -> RLJobSpec:
     arguments = {key: value for key, value in spec.rollout.vllm_args.items() if key != SHARE} | {CACHE: cache}
     rollout = spec.rollout.model_copy(update={"servers_per_gpu": 2, "vllm_args": arguments})
     return spec.model_copy(update={"rollout": rollout})
-
-
-def _breaks_rules(plan: Plan) -> bool:
-    return plan.spec is None or any(True for _ in broken_rules(plan.spec, plan.model or {}))

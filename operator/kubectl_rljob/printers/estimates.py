@@ -7,7 +7,7 @@ from kubectl_rljob import gib
 from kubectl_rljob.fitting import ROOM, SMALLEST, refused, tight
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import plural, table
-from kubectl_rljob.sharing import CACHE, Sharing
+from kubectl_rljob.sharing import Sharing
 from kubectl_rljob.ways import ServerWay, ServerWays
 from rljob_api.sizing.devices import Gpu
 from rljob_api.sizing.host import HostMemory
@@ -206,12 +206,12 @@ def step(taken: Speed, cards: str) -> str:
     return f"{table(header, [row])}\n{note}"
 
 
-def shared(found: Sharing) -> str:
-    """What to set for two servers on each GPU, and what they would save."""
+def shared(found: Sharing, taken: Speed) -> str:
+    """What to set for two servers on each GPU, and what they would save of a step as it is."""
+    seconds, settings = found.speed.seconds, (f"spec.{field}: {value}" for field, value in found.settings.items())
     return (
-        f"By the same model a step takes {found.speed.seconds:,.1f} s, {found.before.seconds - found.speed.seconds:,.1f} s less, with two servers "
-        f"on each GPU:\nspec.rollout.serversPerGpu: 2, with spec.rollout.vllmArgs.{CACHE}: {found.cache}\n"
-        "(docs/sizing.md#several-servers-on-a-gpu)"
+        f"By the same model a step takes {seconds:,.1f} s, {taken.seconds - seconds:,.1f} s less, with two servers on each GPU:\n"
+        f"{', with '.join(settings)}\n(docs/sizing.md#several-servers-on-a-gpu)"
     )
 
 

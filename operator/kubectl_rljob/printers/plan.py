@@ -105,8 +105,8 @@ def bytes_and_seconds(plan: Plan, spec: RLJobSpec) -> Iterator[str]:
         yield estimates.between_nodes(traffic, plan.cards)
     if taken := plan.speed():
         yield estimates.step(taken, plan.cards.text if plan.cards else NETWORK)
-    if faster := sharing(plan):
-        yield estimates.shared(faster)
+        if faster := sharing(plan, taken):
+            yield estimates.shared(faster, taken)
 
 
 def memory(plan: Plan, spec: RLJobSpec) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic.alias_generators import to_camel
 
 from kubectl_rljob.planning import Plan, roles
-from kubectl_rljob.sharing import CACHE, sharing
+from kubectl_rljob.sharing import sharing
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.memory import PhaseMemory
@@ -90,9 +90,8 @@ def _bytes(plan: Plan) -> dict[str, Any]:
         parts = taken.phases | {"seconds": taken.seconds}
         out["modelledStep"] = {name: round(seconds, 3) for name, seconds in parts.items()}
         out["modelledStep"]["tokensPerSecond"] = round(taken.tokens_per_second)
-    if faster := sharing(plan):
-        settings = {"rollout.serversPerGpu": 2, f"rollout.vllmArgs.{CACHE}": faster.cache}
-        out["faster"] = {"settings": settings, "seconds": round(faster.speed.seconds, 3)}
+        if faster := sharing(plan, taken):
+            out["faster"] = {"settings": faster.settings, "seconds": round(faster.speed.seconds, 3)}
     if outside := plan.outside():
         out["outsideVolumes"] = outside
     return out

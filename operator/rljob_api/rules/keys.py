@@ -12,17 +12,17 @@ from rljob_api.rules.key_tables import (
     VLLM_ARGUMENTS,
 )
 from rljob_api.rules.layout import JudgedRanks, of_the_trainer
+from rljob_api.sizing.server_arguments import CACHE, SHARE
 from rljob_api.sizing.split import WAYS
 from rljob_api.spec import RLJobSpec
 from rljob_api.text import nearest
 
 TRANSFORMER = "trainer.transformerConfig"
 LARGEST = 2**53
-SHARE = "gpu-memory-utilization"
 COUNTED: dict[str, tuple[Callable[[float], bool], str]] = {
     "max-num-seqs": (lambda given: 1 <= given <= LARGEST, "of at least 1"),
     SHARE: (lambda given: 0 < given <= 1, "above 0, and at most 1"),
-    "kv-cache-memory-bytes": (lambda given: 0 < given <= LARGEST, "above 0"),
+    CACHE: (lambda given: 0 < given <= LARGEST, "above 0"),
     "cpu-offload-gb": (lambda given: 0 <= given <= LARGEST, "of at least 0"),
 }
 """Arguments of vLLM that estimates of memory are computed with, and which numbers they may be."""

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from rljob_api.rules.engine import COLOCATED, Check, Expression, Rule, Violation, field, present
+from rljob_api.sizing.server_arguments import CACHE, SHARE
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import MOST_PROCESSES
 from rljob_api.type_errors import as_written
 
-CACHE, SHARE = "kv-cache-memory-bytes", "gpu-memory-utilization"
 INTERRUPT = field("rollout.interrupt")
 SIZES = ("tensorParallel", "pipelineParallel", "dataParallel")
 

@@ -4,6 +4,8 @@ estimates do not count."""
 from collections.abc import Mapping
 from typing import Any
 
+CACHE, SHARE = "kv-cache-memory-bytes", "gpu-memory-utilization"
+"""The two that say how much of a GPU a server takes."""
 LAYER_BYTES = {
     **dict.fromkeys(("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "int8_per_channel_weight_only"), 1.0),
     "mxfp8": 1 + 1 / 32,
@@ -18,9 +20,9 @@ CACHE_BYTES = {
 COUNTED = (
     "cpu-offload-gb",
     "dtype",
-    "gpu-memory-utilization",
+    SHARE,
     "kv-cache-dtype",
-    "kv-cache-memory-bytes",
+    CACHE,
     "max-num-seqs",
     "quantization",
 )

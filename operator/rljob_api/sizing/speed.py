@@ -65,9 +65,7 @@ def speed(spec: RLJobSpec, shape: Shape, machine: Machine) -> Speed:
     served = wanted_servers(spec) > 0
     apart = served and spec.rollout.placement != "colocated"
     return Speed(
-        generate=_generate(with_one_server_per_gpu(spec), shape, machine, spec.rollout.servers_per_gpu)
-        if served
-        else 0.0,
+        generate=_generate(spec, shape, machine) if served else 0.0,
         score=training.measure(spec, shape, machine),
         train=training.train(spec, shape, machine),
         sync=network.sync(spec, shape).seconds(machine.cards),
@@ -76,8 +74,9 @@ def speed(spec: RLJobSpec, shape: Shape, machine: Machine) -> Speed:
     )
 
 
-def _generate(spec: RLJobSpec, shape: Shape, machine: Machine, sharing: int) -> float:
-    """Of all responses of a step on all servers. `spec` has one server for `sharing` ones that share a GPU."""
+def _generate(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
+    """Of all responses of a step on all servers. Those that share a GPU count as one, but for what each of them reads and schedules."""
+    sharing, spec = spec.rollout.servers_per_gpu, with_one_server_per_gpu(spec)
     amounts, servers = Amounts.of(spec), spec.rollout
     t = servers.tensor_parallel
     samples = in_flight(spec) / servers.data_parallel  # of one copy, as what follows
