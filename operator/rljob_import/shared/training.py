@@ -86,6 +86,19 @@ AGGREGATIONS = {
 }
 ESTIMATORS = {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2", "kl": "k1", "k1": "k1"}
 """verl's words, which its relatives have as well, and ours."""
+
+
+def kl_estimator(settings: Settings, key: str, known: str, in_loss: bool) -> Iterator[Said]:
+    """`known`: the estimators that the message lists. `in_loss`: the penalty is differentiated, and not taken from rewards."""
+    ours = ESTIMATORS.get(settings[key])
+    if ours == "k1" and in_loss:
+        yield settings.changed(key, "k2 in its place: the expected gradient of k1 in the loss is zero")
+        ours = "k2"
+    elif ours is None:
+        yield settings.lacking(key, f"the estimators are {known}; k3 in its place")
+    yield settings.field("algorithm.kl.estimator", ours or "k3", key)
+
+
 PAGE = "docs/algorithms.md#functions-of-your-own"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rljob_import.settings import Settings
-from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, own
+from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, kl_estimator, own
 from rljob_import.table import Field, Said
 
 LOSSES = ("actor", "actor_critic", "ppo")
@@ -63,17 +63,10 @@ def dual(settings: Settings) -> Iterator[Said]:
 
 def kl(settings: Settings) -> Iterator[Said]:
     if settings.number("algorithm.kl_beta"):
-        kind = "algorithm.kl_penalty_type"
-        estimator = ESTIMATORS.get(settings[kind])
         yield settings.field(
             "algorithm.kl.coefficient", float(settings.number("algorithm.kl_beta")), "algorithm.kl_beta"
         )
-        if estimator == "k1":
-            yield settings.changed(kind, "k2 in its place: the expected gradient of k1 in the loss is zero")
-            estimator = "k2"
-        elif estimator is None:
-            yield settings.lacking(kind, "the estimators are k2 and k3; k3 in its place")
-        yield settings.field("algorithm.kl.estimator", estimator or "k3", kind)
+        yield from kl_estimator(settings, "algorithm.kl_penalty_type", "k2 and k3", in_loss=True)
 
 
 def kl_in_reward(settings: Settings) -> Iterator[Said]:

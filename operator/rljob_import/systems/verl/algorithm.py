@@ -7,7 +7,7 @@ from typing import Any
 from rljob_api.spec.run import MOST_CHECKPOINTS
 from rljob_import.settings import Settings
 from rljob_import.shared import places
-from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, own
+from rljob_import.shared.training import AGGREGATIONS, kl_estimator, own
 from rljob_import.shared.values import items, place
 from rljob_import.systems.verl.distillation import TAUGHT, alone
 from rljob_import.systems.verl.rows import ACTOR
@@ -126,13 +126,7 @@ def _penalty(settings: Settings, where: str, coefficient: str, kind: str) -> Ite
     yield settings.field("algorithm.kl.coefficient", float(settings.number(coefficient)), coefficient)
     if where == "reward":
         yield settings.field("algorithm.kl.where", "reward", "algorithm.use_kl_in_reward")
-    estimator: Any = ESTIMATORS.get(settings[kind])
-    if estimator == "k1" and where == "loss":
-        yield settings.changed(kind, "k2 in its place: the expected gradient of k1 in the loss is zero")
-        estimator = "k2"
-    elif estimator is None:
-        yield settings.lacking(kind, "the estimators are k1, k2 and k3; k3 in its place")
-    yield settings.field("algorithm.kl.estimator", estimator or "k3", kind)
+    yield from kl_estimator(settings, kind, "k1, k2 and k3", in_loss=where == "loss")
 
 
 def _adaptive(settings: Settings) -> Iterator[Said]:
