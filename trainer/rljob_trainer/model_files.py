@@ -24,6 +24,8 @@ INDEX = "model.safetensors.index.json"
 COPY = "copy the whole model directory again"
 LONGEST_HEADER = 100 * 2**20
 """Bytes, as the library safetensors has it."""
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
+"""torch's and config.json's names of those in headers of safetensors."""
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 COUNTS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size"),

@@ -108,10 +108,11 @@ def explain(error: BaseException, path: str, name: str) -> str:
     trace = error.__traceback__
     frames = zip(traceback.extract_tb(trace), traceback.walk_tb(trace), strict=True)
     own = [(said, frame.f_locals) for said, (frame, _) in frames if said.filename == path]
-    place = "".join(
-        f" (line {said.lineno}: {said.line}){_lacking(error, said.line or '', names)}" for said, names in own[-1:]
-    )
-    return f"{name}() in {Path(path).name}: {type(error).__name__}: {error}"[:3000] + place
+    what = f"{name}() in {Path(path).name}: {type(error).__name__}: {error}"[:3000]
+    if not own:
+        return what
+    said, names = own[-1]
+    return f"{what} (line {said.lineno}: {said.line}){_lacking(error, said.line or '', names)}"
 
 
 SUBSCRIPTED = re.compile(r"\b(\w+)\[")

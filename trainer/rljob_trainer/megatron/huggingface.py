@@ -18,6 +18,7 @@ from rljob_api.spec.model import LoraSpec
 from rljob_trainer.checkpoint.files import appears, sync_file
 from rljob_trainer.megatron.lora_parts import PREFIX
 from rljob_trainer.megatron.parallel_state import current_device
+from rljob_trainer.model_files import DTYPES
 from rljob_trainer.wire.weights.plan import GatherPhase
 
 
@@ -30,8 +31,6 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], target: Path) -> None:
 
 
 SHARD_BYTES = 4 * 2**30
-DTYPES = {"BF16": "bfloat16", "F32": "float32"}
-"""What config.json calls those of safetensors that a policy has."""
 _PART = ".part"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 

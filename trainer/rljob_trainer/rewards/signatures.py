@@ -35,9 +35,11 @@ def _named(spec: PythonReward, defined: Mapping[str, Sequence[str]]) -> str:
         return f"{name} has verl's parameters: set python.interface: verl" + _function(name, VERLS_NAME)
     if spec.interface == "verl" and not verls and "reward" in defined:
         return "remove python.interface: verl: no function of the file has verl's parameters"
-    one = next(iter(defined))
-    choice = f"set python.function: {one}" if len(defined) == 1 else "set python.function to one of them"
-    return f"{choice}; {ONE_RESPONSE}" if len(defined) == 1 and _is_trls(defined[one]) else choice
+    if len(defined) > 1:
+        return "set python.function to one of them"
+    ((name, parameters),) = defined.items()
+    choice = f"set python.function: {name}"
+    return choice if set(TRLS).isdisjoint(parameters) else f"{choice}; {ONE_RESPONSE}"
 
 
 def _called(spec: PythonReward, lacking: str, parameters: Sequence[str]) -> str:
@@ -53,7 +55,3 @@ def _called(spec: PythonReward, lacking: str, parameters: Sequence[str]) -> str:
 
 def _function(name: str, default: str) -> str:
     return "" if name == default else f", and set python.function: {name}"
-
-
-def _is_trls(parameters: Sequence[str]) -> bool:
-    return not set(TRLS).isdisjoint(parameters)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from rljob_trainer.model_files import weight_files
+from rljob_trainer.model_files import DTYPES, weight_files
 from rljob_trainer.wire.weights.bucket import Entry, torch_dtype
 from rljob_trainer.wire.weights.drafts import CONTAINED, DRAFT
 from rljob_trainer.wire.weights.multi_token import is_copy, multi_token_layers
@@ -16,7 +16,6 @@ from rljob_trainer.wire.weights.multi_token import is_copy, multi_token_layers
 TIED = "lm_head.weight"
 EXPERT_BIAS = ".e_score_correction_bias"
 """Suffix of the routers' expert biases. Trainer and vLLM have them in float32, whatever type the checkpoint has."""
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
 
 
 class RefusedUpdateError(ValueError):
@@ -84,6 +83,6 @@ def _described(directory: Path, dtype: str) -> Iterator[tuple[str, tuple[tuple[i
         with safe_open(file, "pt") as handle:
             for name in handle.keys():  # noqa: SIM118 not a dictionary
                 part = handle.get_slice(name)
-                own = _DTYPES.get(part.get_dtype(), dtype)
+                own = DTYPES.get(part.get_dtype(), dtype)
                 wide = {"float32"} if name.endswith(EXPERT_BIAS) else set()
                 yield name, (tuple(part.get_shape()), frozenset({dtype, own} | wide))
