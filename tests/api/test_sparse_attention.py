@@ -15,7 +15,7 @@ from rljob_api.sizing.network import cards
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.speed import speed
 from rljob_api.sizing.stage import passes, shares
-from rljob_api.sizing.training import Machine
+from rljob_api.sizing.training import KERNELS_OF_EXPERTS, Machine
 from rljob_api.spec import RLJobSpec
 
 TOKENS = 16384
@@ -108,7 +108,7 @@ def test_scores_and_a_second_attention_take_seconds(recompute: dict[str, Any], p
 
     pairs, samples = TOKENS**2 / 2, 64 / 32
     scoring = pairs * 32 * (2 * 128 / 67e12 + 32 / (0.8 * 4.8e12))
-    attending = pairs * 64 * 2 * (192 + 64 + 256) / 8 / (0.35 * 989e12)
+    attending = pairs * 64 * 2 * (192 + 64 + 256) / 8 / (KERNELS_OF_EXPERTS * 989e12)
     assert seconds(ALL) - seconds(without(ALL)) == pytest.approx(
         78 * samples * (passes * scoring + attending), rel=0.01
     )

@@ -33,14 +33,16 @@ class Rates:
     """Bytes to the other GPUs of its node: NVLink, one way, or PCIe."""
     float32: float
     """Operations in float32."""
+    grouped: bool = False
+    """Whether the products of all experts are one kernel of it (trainer/rljob_trainer/megatron/compat/grouped_products.py)."""
 
 
 RATES: Mapping[str, Rates] = {
     "a100-40g": Rates(312e12, 1.56e12, 300e9, 19.5e12),
     "a100-80g": Rates(312e12, 2.04e12, 300e9, 19.5e12),
     "b200-180g": Rates(2250e12, 8.0e12, 900e9, 75e12),
-    "h100-80g": Rates(989e12, 3.35e12, 450e9, 67e12),
-    "h200-141g": Rates(989e12, 4.8e12, 450e9, 67e12),
+    "h100-80g": Rates(989e12, 3.35e12, 450e9, 67e12, grouped=True),
+    "h200-141g": Rates(989e12, 4.8e12, 450e9, 67e12, grouped=True),
     "l40s-48g": Rates(362e12, 0.86e12, 32e9, 91.6e12),
     "rtx4090-24g": Rates(165e12, 1.01e12, 32e9, 82.6e12),
 }

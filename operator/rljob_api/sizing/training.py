@@ -2,9 +2,9 @@
 
 Operations of all passes over the GPU's rate, at a share that its kernels reach, longer by the busiest stage and by the pipeline's bubble,
 (m + (p - 1)/v) / m with m micro-batches (Narayanan et al. arXiv 2104.04473 section 2.2); plus what communicators move (traffic.py) over NVLink where
-their ranks share a node, and over its network cards where not, without overlap; plus what sparse attention computes besides (sparse_attention.py). In
-place of all of these the time in which a rank's process starts the products of its experts one by one, if that is longer: the GPU then waits for it.
-Plus what offload moves over PCIe, and steps of the optimizer on the host (`offload.update`).
+their ranks share a node, and over its network cards where not, without overlap; plus what sparse attention computes besides (sparse_attention.py). On
+GPUs without grouped products, in place of all of these the time in which a rank's process starts those of its experts one by one, if that is longer:
+the GPU then waits for it. Plus what offload moves over PCIe, and steps of the optimizer on the host (`offload.update`).
 
 A critic and reward models on the trainer's ranks take turns with the policy. On ranks of their own a critic learns while the policy does; what
 others measure there the trainer waits for, unless batches are made ahead. Every one counts as if it were as large as the policy.
@@ -24,9 +24,10 @@ from rljob_api.sizing.stage import FLOAT, ModelBytes, operations, shares, stages
 from rljob_api.sizing.traffic import TrafficBytes, forward_passes
 from rljob_api.spec import RLJobSpec
 
-KERNELS, KERNELS_OF_EXPERTS = 0.55, 0.35
-"""Share of a GPU's operations that a training pass reaches: 0.51 to 0.58 measured for 1.5 B and 7 B (docs/evidence/gpus.md). With experts
-Megatron-Bridge has published 0.24 and 0.31 for Qwen3-30B-A3B and 235B on H100, with their communication."""
+KERNELS, KERNELS_OF_EXPERTS = 0.55, 0.3
+"""Share of a GPU's operations that a training pass reaches: 0.51 to 0.58 measured for 1.5 B and 7 B (docs/evidence/gpus.md). With experts it is by
+one measurement of Qwen3-30B-A3B with 8 layers. Megatron-Bridge has published 0.24 and 0.31 for all of it and for 235B on H100, with their
+communication."""
 STARTING = 0.158e-3
 """Seconds for which Transformer Engine keeps a rank's process busy with one of its grouped products: 0.137 to 0.182 by five measured steps of
 Qwen3-30B-A3B with 8, 16 and 48 layers, in four leases, and 0.13 to 0.15 by a profile of one of them."""
@@ -109,7 +110,7 @@ def _on_ranks(spec: RLJobSpec, shape: Shape, machine: Machine, passes: PassCount
         computing += _sparse_attention(spec, shape, machine)
     micro = _micro_batches(spec)
     bubble = (micro + (lay.pipeline - 1) / lay.virtual_pipeline) / micro
-    seconds = max(computing, _starting(spec, shape, passes)) * bubble
+    seconds = max(computing, _starting(spec, shape, machine, passes)) * bubble
     return seconds + (_between_steps(spec, shape, machine, volumes) if passes.learning else 0.0)
 
 
@@ -121,9 +122,9 @@ def _micro_batches(spec: RLJobSpec) -> int:
     return -(-count // lay.micro_batch_multiple) * lay.micro_batch_multiple
 
 
-def _starting(spec: RLJobSpec, shape: Shape, passes: PassCounts) -> float:
-    """Seconds in which a rank's process starts the products of its experts, two of each in a forward pass over a micro-batch; 0: there are none."""
-    if not shape.experts:
+def _starting(spec: RLJobSpec, shape: Shape, machine: Machine, passes: PassCounts) -> float:
+    """Seconds in which a rank's process starts the products of its experts one by one, two of each in a forward pass over a micro-batch."""
+    if not shape.experts or machine.rates.grouped:
         return 0.0
     own = shape.experts / Layout.of(spec, names.ROLE_TRAINER).expert
     layers = max(share.mixed for share in shares(spec, shape))

@@ -18,9 +18,11 @@ from rljob_trainer.server import compat as vllm_compat
 
 
 def changes(patches_in_use: Iterable[Patch]) -> Iterator[str]:
-    """A line for each version and place that differs."""
+    """A line for each version and place that differs. A package that is absent, and whose patch is therefore not needed, is left out."""
     for patch in patches_in_use:
         installed = patches.installed_version(patch.package)
+        if installed == patches.ABSENT and not patch.needed():
+            continue
         if installed not in patch.versions:
             yield f"{patch.name}: {patch.package} {installed}, proven on {' or '.join(patch.versions)}"
         for place, proven in patch.replaces.items():

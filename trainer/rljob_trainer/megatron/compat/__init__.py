@@ -21,6 +21,7 @@ MODULES = (
     "core_checkpoints",
     "pipeline_shapes",
     "core_layers",
+    "grouped_products",
     "bridge",
     "families",
     "minimax_m2",

@@ -1,0 +1,99 @@
+"""Products of experts on Hopper in one kernel for all of them, also the gradients of their weights.
+
+Transformer Engine multiplies one expert after the other, and cuBLASLt chooses a way for each number of tokens that it has not met. That takes 0.13 to
+0.15 ms of the host's time, so that GPUs wait for the host in more than half of a step (docs/evidence/gpus.md, "Experts"). With a variable of its own
+it computes forward products and gradients of inputs in one kernel of CUTLASS, but not gradients of weights, whose lengths differ. torch's grouped
+product can. It rounds those of a micro-batch to bfloat16, before they are added to their buffer in float32. Can go when torch brings a cuBLAS (13.4)
+with which Transformer Engine does it itself.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import grouped_mm
+
+from rljob_trainer.megatron.compat.core_layers import has_transformer_engine
+from rljob_trainer.patches import Patch
+
+HOPPER = (9, 0)
+VARIABLE = "NVTE_USE_CUTLASS_GROUPED_GEMM"
+
+
+def add_gradients(
+    inputs: torch.Tensor, gradients: torch.Tensor, rows: Sequence[int], totals: Sequence[torch.Tensor], add: bool
+) -> None:
+    """totals[e] [out, in] += (`add`) or = gradients[e] [t_e, out]^T inputs[e] [t_e, in], for all experts e.
+
+    `inputs` [t, in] and `gradients` [t, out] hold the experts' rows one after the other, `rows` of each, which may be none.
+    """
+    products = grouped_mm(gradients.t(), inputs, offs=_ends(rows, inputs.device)).unbind()
+    if add:
+        torch._foreach_add_(list(totals), list(products))
+    else:
+        torch._foreach_copy_(list(totals), list(products))
+
+
+def _ends(rows: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Where each expert's rows end. From pinned memory, since another copy would wait for the GPU."""
+    ends = torch.tensor(list(itertools.accumulate(rows)), dtype=torch.int32, pin_memory=device.type == "cuda")
+    return ends.to(device, non_blocking=True)
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The tensor [t, width] that these were split from; None where they do not lie one after the other."""
+    first, last = parts[0], parts[-1]
+    width, rows = first.shape[1], sum(len(part) for part in parts)
+    end = first.storage_offset() + rows * width
+    same = first.untyped_storage().data_ptr() == last.untyped_storage().data_ptr()
+    if not (same and last.stride() == (width, 1) and last.storage_offset() + last.numel() == end):
+        return None
+    return first.as_strided((rows, width), (width, 1))
+
+
+def _on_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
+
+
+def at_once(one_by_one: Callable[..., Any], fits: Callable[[torch.device], bool] = _on_hopper) -> Callable[..., Any]:
+    """Transformer Engine's general_grouped_gemm, `one_by_one`, where gradients of weights in bfloat16 are made at once on devices that `fits`."""
+
+    def products(inputs: Any, gradients: Any, totals: Any, *given: Any, **options: Any) -> Any:
+        all_inputs = all_gradients = None
+        if options.get("layout") == "NT" and not options.get("use_bias") and _plain([*inputs, *gradients], fits):
+            all_inputs, all_gradients = joined(inputs), joined(gradients)
+        if all_inputs is None or all_gradients is None:
+            return one_by_one(inputs, gradients, totals, *given, **options)
+        add_gradients(all_inputs, all_gradients, options["m_splits"], totals, options["accumulate"])
+        return totals, [torch.Tensor()] * len(totals), []
+
+    return products
+
+
+def _plain(parts: Sequence[Any], fits: Callable[[torch.device], bool]) -> bool:
+    """Not so are those in float8, which have a type of their own."""
+    return all(type(p) is torch.Tensor and p.dtype == torch.bfloat16 for p in parts) and fits(parts[0].device)
+
+
+def _multiply_at_once() -> None:
+    from transformer_engine.pytorch.module import grouped_linear
+
+    os.environ.setdefault(VARIABLE, "1")
+    grouped_linear.general_grouped_gemm = at_once(grouped_linear.general_grouped_gemm)
+
+
+PATCHES = (
+    Patch(
+        "products of experts",
+        "transformer-engine-torch",
+        ("2.20.2",),
+        _multiply_at_once,
+        needed=has_transformer_engine,
+        replaces={
+            "transformer_engine/pytorch/cpp_extensions/gemm.py:general_grouped_gemm": "0788099e05a96b02",
+            "transformer_engine/pytorch/module/grouped_linear.py:_GroupedLinear.backward": "a05a92336fa229ff",
+        },
+    ),
+)
