@@ -186,13 +186,14 @@ def test_recomputation_keeps_inputs_and_has_the_activations_of_what_it_computes_
 
 
 def test_each_of_a_tokens_experts_keeps_a_copy_of_it() -> None:
-    """Qwen3-235B-A22B in bfloat16, 1024 tokens of one layer, by hand; and all of its parameters."""
+    """Qwen3-235B-A22B in bfloat16, 1024 tokens of one layer, by hand; and all of its parameters. Gradients of a layer's experts, 1.6 GB for the gate
+    and the first matrix, are made in parts of 512 MiB."""
     shape = Shape(94, 4096, 64, 4, 128, 12288, 151936, False, 128, 8, 1536)
     assert shape.parameters == pytest.approx(235e9, rel=0.01)
     train = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": 1024}
     m = trainer_memory(gpu_spec(1, 1, train=train), shape)
     attention, experts = 4 * 4096 + 2 * (64 + 4) * 128, 8 * (4096 + 3 * 1536)
-    assert m.activations == 2 * 1024 * 94 * (attention + experts)
+    assert m.activations == 2 * 1024 * 94 * (attention + experts) + 2**29
 
 
 DEEPSEEK_V3 = {
@@ -222,7 +223,28 @@ def test_latents_shared_experts_and_leading_dense_layers_count() -> None:
     assert rollout_memory(spec, shape).kv_cache == 2 * 61 * 576 * 8 * 24, "16 samples over 2 servers, of 16 + 8 tokens"
     train = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": 1024}
     attention, experts = 4 * 7168 + 2 * 128 * (192 + 128), 8 * (7168 + 3 * 2048) + 3 * 2048
-    assert trainer_memory(gpu_spec(1, 1, train=train), shape).activations == 2 * 1024 * 61 * (attention + experts)
+    activations = 2 * 1024 * 61 * (attention + experts) + 2**29
+    assert trainer_memory(gpu_spec(1, 1, train=train), shape).activations == activations
+
+
+@pytest.mark.parametrize(
+    ("changed", "more"),
+    [
+        ({}, 2 * 2 * 4 * 2048 * 768),
+        ({"model": {"path": "/data/model", "dtype": "bfloat16", "lora": {}}}, 0),
+        ({"model": {"path": "/data/model", "dtype": "float32"}}, 0),
+    ],
+    ids=["all weights", "adapters", "one by one in float32"],
+)
+def test_gradients_of_all_experts_of_a_layer_are_held_before_they_are_added(changed: dict[str, Any], more: int) -> None:
+    """Of 4 experts, two matrices of 2,048 x 768 in bfloat16. What depends on tokens doubles with them."""
+    shape = Shape(8, 2048, 32, 4, 128, 6144, 151936, experts=4, experts_per_token=2, expert_feed_forward=768)
+
+    def activations(tokens: int) -> float:
+        train = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": tokens}
+        return trainer_memory(gpu_spec(1, 1, train=train, **changed), shape).activations
+
+    assert 2 * activations(1024) - activations(2048) == more
 
 
 def test_the_work_of_a_pass_is_that_of_the_parameters_that_take_part_and_of_attention() -> None:

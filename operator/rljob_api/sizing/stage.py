@@ -14,7 +14,8 @@ With b bytes of a parameter, P the rank's own parameters, d the ranks that share
         computed again together, and has their activations then; of layers whose activations are in host memory (`cpu_offloading`), those of one
         are on their way; a stage holds as many
         micro-batches as there are stages after it, itself included, interleaved (1 + (p-1)/(p v)) times as many (ibid. section 4.2.3);
-        the tokens that sparse attention has chosen (sparse_attention.py), which no rank shares
+        the tokens that sparse attention has chosen (sparse_attention.py), which no rank shares; b of each parameter of a layer's experts' first
+        two matrices, up to 2^29 bytes: their gradients before these are added to their buffer (the trainer's compat/grouped_products.py)
     vision tower
         whole on every rank; what spec.model.freeze names has weights alone. Activations as if every token were of an image, none of a frozen tower
     logits
@@ -43,6 +44,9 @@ from rljob_api.spec.train import Optimizer
 
 FLOAT = 4
 """Bytes of a float32."""
+
+PRODUCTS = 2**29
+"""Bytes of gradients of a layer's experts that are held before they are added to their buffer."""
 
 UPDATING = 2**26
 """Bytes of pinned host memory through which gradients and weights of a rank pass with `offload.update` (the trainer's compat/host_adam.py), and
@@ -201,10 +205,18 @@ def passes(spec: RLJobSpec, shape: Shape, share: StageLayers, role: str) -> tupl
     waiting = (whole * layer + inputs * passed + kept * chosen) * _in_flight(lay, share.stage)
     chosen_again = 0.0 if shared else max(again, float(attends_again(ranks.recompute))) * chosen
     activations = waiting + again * layer + chosen_again + tokens * width * _seen(spec, shape)
+    activations += _products(spec, shape, lay, width) if share.mixed else 0.0
     forward = layer + (share.layers if shared else 1) * chosen
     last = share.stage == lay.pipeline - 1
     logits = (width + FLOAT) * tokens * _outputs(spec, shape, lay) / lay.tensor if last else 0.0
     return forward, activations, logits * (1 + share.further)
+
+
+def _products(spec: RLJobSpec, shape: Shape, lay: Layout, width: int) -> float:
+    """Bytes of gradients that are made at once of a layer's experts; 0: they learn nothing, or one by one."""
+    if spec.adapters or width == FLOAT:
+        return 0.0
+    return min(PRODUCTS, 2 / 3 * width * shape.mixed / (lay.expert * lay.expert_tensor))
 
 
 def _outputs(spec: RLJobSpec, shape: Shape, lay: Layout) -> float:

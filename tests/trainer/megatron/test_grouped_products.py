@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rljob_api.callbacks import always
+from rljob_trainer.megatron.compat import grouped_products
 from rljob_trainer.megatron.compat.grouped_products import add_gradients, at_once, joined
 
 ROWS = [0, 5, 1, 0, 26, 0]
@@ -42,6 +43,24 @@ def test_gradients_are_added_to_those_of_earlier_micro_batches_also_of_experts_w
     add_gradients(INPUTS, GRADIENTS, ROWS, totals, add=True)
     assert_close([total - 3 for total in totals], expected())
     assert torch.equal(totals[0], torch.full((OUT, IN), 3.0)), "it met no token"
+
+
+@pytest.mark.parametrize("experts", [1, 2, 5])
+def test_large_experts_are_multiplied_so_many_at_a_time_as_may_be_held(
+    monkeypatch: pytest.MonkeyPatch, experts: int
+) -> None:
+    """One and five at a time leave some without any tokens."""
+    monkeypatch.setattr(grouped_products, "HELD", experts * IN * OUT * 2 + 1)
+    totals = buffers(3.0)
+    add_gradients(INPUTS, GRADIENTS, ROWS, totals, add=True)
+    assert_close([total - 3 for total in totals], expected())
+
+
+@pytest.mark.parametrize(("add", "left"), [(True, 3.0), (False, 0.0)])
+def test_a_rank_whose_experts_meet_no_token_has_gradients_of_zero(add: bool, left: float) -> None:
+    totals = buffers(3.0)
+    add_gradients(INPUTS[:0], GRADIENTS[:0], [0] * len(ROWS), totals, add=add)
+    assert all(torch.equal(total, torch.full((OUT, IN), left)) for total in totals)
 
 
 def test_gradients_take_the_place_of_what_a_buffer_held() -> None:
@@ -105,9 +124,19 @@ def test_gradients_of_weights_are_made_at_once() -> None:
         {"fits": lambda device: False},
         {"inputs": INPUTS.float().split(ROWS)},
         {"gradients": [torch.nn.Parameter(part) for part in GRADIENTS.split(ROWS)]},
+        {"inputs": values(sum(ROWS), 4, 1).split(ROWS)},
         {"inputs": [INPUTS[:5].clone(), INPUTS[5:].clone()], "m_splits": [5, 27]},
     ],
-    ids=["forward", "of inputs", "with biases", "another GPU", "float32", "another type", "not of one tensor"],
+    ids=[
+        "forward",
+        "of inputs",
+        "with biases",
+        "another GPU",
+        "float32",
+        "another type",
+        "narrow",
+        "not of one tensor",
+    ],
 )
 def test_all_else_is_left_to_transformer_engine(changed: dict[str, Any]) -> None:
     found, totals = multiply(**changed)

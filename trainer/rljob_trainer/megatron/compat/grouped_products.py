@@ -20,6 +20,10 @@ from rljob_trainer.patches import Patch
 
 HOPPER = (9, 0)
 VARIABLE = "NVTE_USE_CUTLASS_GROUPED_GEMM"
+ALIGNED = 8
+"""A row holds a multiple of so many numbers of two bytes, or the kernel refuses it."""
+HELD = 2**29
+"""Bytes of products before they are added to their buffer."""
 
 
 def add_gradients(
@@ -29,17 +33,24 @@ def add_gradients(
 
     `inputs` [t, in] and `gradients` [t, out] hold the experts' rows one after the other, `rows` of each, which may be none.
     """
-    products = grouped_mm(gradients.t(), inputs, offs=_ends(rows, inputs.device)).unbind()
-    if add:
-        torch._foreach_add_(list(totals), list(products))
-    else:
-        torch._foreach_copy_(list(totals), list(products))
+    put = torch._foreach_add_ if add else torch._foreach_copy_
+    ends = [0, *itertools.accumulate(rows)]
+    count = max(1, HELD // (inputs.shape[1] * gradients.shape[1] * inputs.element_size()))
+    for first in range(0, len(rows), count):
+        last = min(first + count, len(rows))
+        own, buffers = slice(ends[first], ends[last]), list(totals[first:last])
+        if own.start == own.stop:
+            products = [torch.zeros_like(buffer) for buffer in buffers]
+        else:
+            offsets = _offsets([end - own.start for end in ends[first + 1 : last + 1]], inputs.device)
+            products = list(grouped_mm(gradients[own].t(), inputs[own], offs=offsets).unbind())
+        put(buffers, products)
 
 
-def _ends(rows: Sequence[int], device: torch.device) -> torch.Tensor:
+def _offsets(ends: Sequence[int], device: torch.device) -> torch.Tensor:
     """Where each expert's rows end. From pinned memory, since another copy would wait for the GPU."""
-    ends = torch.tensor(list(itertools.accumulate(rows)), dtype=torch.int32, pin_memory=device.type == "cuda")
-    return ends.to(device, non_blocking=True)
+    pinned = torch.tensor(ends, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -73,8 +84,9 @@ def at_once(one_by_one: Callable[..., Any], fits: Callable[[torch.device], bool]
 
 
 def _plain(parts: Sequence[Any], fits: Callable[[torch.device], bool]) -> bool:
-    """Not so are those in float8, which have a type of their own."""
-    return all(type(p) is torch.Tensor and p.dtype == torch.bfloat16 for p in parts) and fits(parts[0].device)
+    """Not so are those in float8, which have a type of their own, and those of narrow adapters."""
+    kinds = all(type(p) is torch.Tensor and p.dtype == torch.bfloat16 and not p.shape[1] % ALIGNED for p in parts)
+    return kinds and fits(parts[0].device)
 
 
 def _multiply_at_once() -> None:
