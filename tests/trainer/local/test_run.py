@@ -53,22 +53,17 @@ class Run:
         manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "local"}, "spec": spec}
         (directory / "rljob.yaml").write_text(yaml.safe_dump(manifest))
         paths = [str(HERE), *(p for p in sys.path if p)]
-        self.process = subprocess.Popen(
-            [
-                *within,
-                sys.executable,
-                "-c",
-                RUN,
-                directory / "rljob.yaml",
-                "" if temporary else directory / "work",
-                f"/data={directory / 'data'}",
-            ],
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-            | ({"TMPDIR": str(temporary)} if temporary else {}),
-            stdout=self._output.open("wb"),
-            stderr=subprocess.STDOUT,
-        )
+        own = "" if temporary else str(directory / "work")
+        mount = f"/data={directory / 'data'}"
+        self._command = [*within, sys.executable, "-c", RUN, str(directory / "rljob.yaml"), own, mount]
+        self._environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        self._environment |= {"TMPDIR": str(temporary)} if temporary else {}
+        self.process = self.start(self._output)
+
+    def start(self, output: Path) -> subprocess.Popen[bytes]:
+        """The same command, also while this run lives."""
+        with output.open("wb") as out:
+            return subprocess.Popen(self._command, env=self._environment, stdout=out, stderr=subprocess.STDOUT)
 
     def pid(self, attempt: int, who: int | str) -> int:
         file = self.root / f"pid-{attempt}-{who}"
@@ -131,6 +126,20 @@ def test_a_run_on_one_machine_has_no_spares(runs: list[Run], tmp_path: Path) -> 
     run.says("; trainers 1/1")
     (run.root / "finish-1").touch()
     assert run.end() == (0, "local: succeeded")
+
+
+def test_a_second_run_in_the_same_directory_is_refused_and_the_first_one_does_not_notice(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    runs.append(run := Run(tmp_path))
+    run.pid(1, 1)
+    assert run.start(tmp_path / "second").wait(TIMEOUT) == 1
+    (line,) = (tmp_path / "second").read_text().splitlines()
+    by = f"of job local, process {run.process.pid} on "
+    assert line.startswith(f"spec.checkpoint.path = {run.root}: is where a run {by}")
+    (run.root / "finish-1").touch()
+    assert run.end() == (0, "local: succeeded")
+    assert "attempt 2" not in run.output()
 
 
 @needs_namespaces

@@ -8,6 +8,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance, described
 from rljob_trainer.local.earlier import Earlier, Waits, last_attempt, remember_rewards
 from rljob_trainer.local.manifest import Job, assign_gpus, load
+from rljob_trainer.local.occupied import CHECKPOINTS, WORK, occupying
 from rljob_trainer.local.processes import Gateway, LocalServer, Processes
 from rljob_trainer.local.progress import (
     Display,
@@ -52,20 +54,30 @@ def run(
 ) -> int:
     """With `settings` put into the spec; `port`: of a service, 0: any. The exit code: 0 succeeded, 1 failed, with the cause in one message, 130
     interrupted, after a drain."""
-    try:
-        job = load(manifest, mounts, settings)
-        if _is_over(job):
-            return 0
-        here = Here(job, port)
-        remember_rewards(job.spec)
-    except (ManifestError, ConfigurationError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    with ExitStack() as held:
+        try:
+            job = load(manifest, mounts, settings)
+            root = Path(job.spec.checkpoint.path)
+            held.enter_context(occupying(job.name, CHECKPOINTS, root))
+            if _is_over(job):
+                return 0
+            here = Here(job, port)
+            if work and work.resolve() != root.resolve():
+                held.enter_context(occupying(job.name, WORK, work))
+            remember_rewards(job.spec)
+        except (ManifestError, ConfigurationError) as error:
+            print(error, file=sys.stderr)
+            return 1
+        return _to_its_end(here, job, work, rank, driver, shlex.join(again(manifest, mounts, settings)))
+
+
+def _to_its_end(here: "Here", job: Job, work: Path | None, rank: str, driver: str, again: str) -> int:
+    """The exit code. `again`: the command that goes on."""
     logs, kept = (work, "") if work else (Path(tempfile.mkdtemp(prefix=f"rljob-{job.name}-")), ", kept if it fails")
     print(
         f"{job.name}: logs of its processes are in {logs}{kept}, those of its ranks in {job.spec.checkpoint.path}/logs"
     )
-    end = here.run(logs.resolve(), rank, driver, shlex.join(again(manifest, mounts, settings)))
+    end = here.run(logs.resolve(), rank, driver, again)
     if not work and end.code != FAILED:
         shutil.rmtree(logs, ignore_errors=True)
     print(f"{job.name}: {end.message}", file=sys.stderr if end.code else sys.stdout)
