@@ -17,19 +17,19 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from benchmarks import jobs, step
-from benchmarks.shapes import MODELS, write_model
+from benchmarks import jobs, scratch, step
+from benchmarks.shapes import MODELS, model_of
 
 RUNS = ("alone", "0", "1", "2", "1-wait", "4")
 BEFORE, BEHIND, ALONE, END = 2, 2, 4, 1000
 COLUMNS = ("run", "tokens_per_s", "of_slower_side", "starved", "generate", "train", "sync", "age", "begun_age", "ess")
+GENERATION = "generation_config.json"
 TIMES = ("time/step", "time/starved", "time/generate", "time/train", "time/sync")
 
 
@@ -42,21 +42,22 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=2048)
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--out", type=Path, default=Path("asynchrony.jsonl"))
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-asynchrony")
+    parser.add_argument("--work", type=Path, help=scratch.HELP)
     options = parser.parse_args()
-    model, data = prepared(options)
-    codes = [measured(options, run, model, data) for run in options.runs]
+    with scratch.directory(options.work, "asynchrony") as options.work:
+        model, data = prepared(options)
+        codes = [measured(options, run, model, data) for run in options.runs]
     print(table(with_share([json.loads(line) for line in options.out.read_text().splitlines()])))
     return max(codes)
 
 
 def prepared(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Directories of a model whose responses end, and of its data."""
-    shape = MODELS[options.size]
-    model, data = write_model(options.work / f"model-{options.size}", shape), options.work / "data"
-    step.write_inputs(model, shape["vocab_size"], data, "mixed")
-    ends = max(1, shape["vocab_size"] // END)
-    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(20, 20 + ends))}))
+    """Directories of a model whose responses end, which has the weights of the shared one, and of its data."""
+    model, data = options.work / f"model-{options.size}", options.work / "data"
+    scratch.link(model_of(options.size), model, (GENERATION,))
+    step.write_inputs(data, "mixed")
+    ends = max(1, MODELS[options.size]["vocab_size"] // END)
+    (model / GENERATION).write_text(json.dumps({"eos_token_id": list(range(20, 20 + ends))}))
     return model, data
 
 

@@ -11,11 +11,11 @@ probabilities of trainer and server: a server that accepted guesses of another p
 import argparse
 import math
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import guesses, jobs, step
+from benchmarks import guesses, jobs, scratch, step
+from benchmarks.shapes import tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -37,9 +37,10 @@ MORE = (
 
 def main() -> int:
     options = parser().parse_args()
-    model, draft = write(options)
-    spec = job(options, model, draft)
-    ended = jobs.run(options.work, "bench-drafts", spec, options.steps, options.limit)
+    with scratch.directory(options.work, "drafts") as options.work:
+        model, draft = write(options)
+        spec = job(options, model, draft)
+        ended = jobs.run(options.work, "bench-drafts", spec, options.steps, options.limit)
     asked = {"layers": options.layers, "prompts": options.prompts, "guesses": not options.without}
     jobs.record(options.out, [jobs.rows_of_steps(asked, ended, options.steps, MORE)])
     return ended.code
@@ -55,18 +56,18 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--prompts", type=int, default=8, help="of a step, with 8 responses each")
     made.add_argument("--limit", type=float, default=300, help="seconds")
     made.add_argument("--out", type=Path, default=Path("drafts.jsonl"))
-    made.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-drafts")
+    made.add_argument("--work", type=Path, help=scratch.HELP)
     return made
 
 
 def write(options: argparse.Namespace) -> tuple[Path, Path]:
     """The policy and its draft, prompts and a reward."""
-    options.work.mkdir(parents=True)
     shape = guesses.WIDE | {"hidden_size": options.width, "num_hidden_layers": options.layers}
     model = test_speculation.repeating(options.work / "policy", 1, **shape)
     read = [options.layers * (i + 1) // (LAYERS_READ + 1) for i in range(LAYERS_READ)]
     draft = make_draft(options.work / "draft", options.width, models.VOCABULARY, read)
-    step.write_inputs(model, models.VOCABULARY, options.work / "data")
+    tokenizer(model, models.VOCABULARY)
+    step.write_inputs(options.work / "data")
     return model, draft
 
 

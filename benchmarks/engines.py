@@ -13,14 +13,13 @@ import argparse
 import itertools
 import json
 import multiprocessing
-import tempfile
 import time
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-from benchmarks import asynchrony, generation, step
+from benchmarks import asynchrony, generation, scratch, step
 from benchmarks.shapes import MODELS
 
 CACHE_GIB = {"gpu": 32.0, "cpu": 1.0}
@@ -42,8 +41,13 @@ def main() -> None:
     parser.add_argument("--size", choices=list(MODELS), default="1.5b")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--out", type=Path, default=Path("engines.jsonl"))
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-engines")
+    parser.add_argument("--work", type=Path, help=scratch.HELP)
     options = parser.parse_args()
+    with scratch.directory(options.work, "engines") as options.work:
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
     model, _ = asynchrony.prepared(options)
     prompts = generation.encoded(model, options.work / "fixed.parquet", "fixed")[: options.requests // step.SAMPLES]
     tokens = options.requests * (len(prompts[0]) + options.max_tokens)

@@ -15,16 +15,14 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import jobs, training
+from benchmarks import jobs, scratch, training
 from benchmarks.shapes import MODELS, model_of
 
-ROOT = Path(tempfile.gettempdir()) / "rljob-bench-exact"
 PROMPTS, TEMPERATURE, STEPS = (3, 60, 250, 500), 1.0, 4
 LAYER = (
     *("input_layernorm", "qkv_proj", "q_norm", "k_norm", "rotary_emb", "attn", "o_proj"),
@@ -43,6 +41,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--limit", type=float, default=120, help="seconds of a process")
     parser.add_argument("--out", type=Path, default=Path("exact.jsonl"))
+    parser.add_argument("--work", type=Path, help=scratch.HELP)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -51,9 +50,9 @@ def main() -> int:
         print(json.dumps({"what": what, "kernels": exact} | row), flush=True)
         return 0
     model_of(options.size)
-    ROOT.mkdir(exist_ok=True)
     order = [("serve", "exact"), ("train", "exact"), ("train", "plain"), ("serve", "plain")]  # what compiles comes last
-    rows = [run(options, *worker) for worker in order]
+    with scratch.directory(options.work, "exact") as options.work:
+        rows = [run(options, *worker) for worker in order]
     options.out.write_text(jobs.lines(rows))
     return int(any(row["exit"] for row in rows))
 
@@ -62,6 +61,7 @@ def run(options: argparse.Namespace, what: str, exact: str) -> dict[str, Any]:
     """The row that a process printed; its last words when it failed."""
     command = [sys.executable, *(training.torchrun(1) if what == "train" else ()), "-m", "benchmarks.exact"]
     command += ["--size", options.size, "--tokens", str(options.tokens), "--samples", str(options.samples)]
+    command += ["--work", str(options.work)]
     began = time.monotonic()
     done = subprocess.run(
         ["timeout", "-k", "5", str(options.limit), *command, "--worker", what, exact],
@@ -126,8 +126,9 @@ def serve(options: argparse.Namespace, exact: bool) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     if exact:
         samples = [(a.prompt_token_ids, list(a.outputs[0].token_ids), values(a.outputs[0])) for a in answers]
-        torch.save(samples, ROOT / "samples.pt")
-        watch(engine, samples[2][0] + samples[2][1][:-1], SamplingParams(max_tokens=1, **drawn))
+        torch.save(samples, options.work / "samples.pt")
+        kept = watch(engine, samples[2][0] + samples[2][1][:-1], SamplingParams(max_tokens=1, **drawn))
+        torch.save(kept, options.work / "operations.pt")
     runner = engine.llm_engine.model_executor.driver_worker.worker.model_runner
     return {"tokens_per_s": round(options.tokens * options.samples / seconds), "runner": type(runner).__module__}
 
@@ -137,10 +138,8 @@ def values(answer: Any) -> list[float]:
     return [each[token].logprob for each, token in zip(answer.logprobs, answer.token_ids, strict=True)]
 
 
-def watch(engine: Any, tokens: list[int], parameters: Any) -> None:
-    """Keep what each module of vLLM's model returns for these tokens, read at once without a graph."""
-    import torch
-
+def watch(engine: Any, tokens: list[int], parameters: Any) -> dict[str, Any]:
+    """What each module of vLLM's model returns for these tokens, read at once without a graph."""
     kept: list[tuple[str, list[Any]]] = []
     model = engine.llm_engine.model_executor.driver_worker.worker.model_runner.model
 
@@ -156,7 +155,7 @@ def watch(engine: Any, tokens: list[int], parameters: Any) -> None:
         if name.rpartition(".")[2] in ("embed_tokens", "norm", "logits_processor", *LAYER):
             module.register_forward_hook(keep(name))
     engine.generate([{"prompt_token_ids": tokens}], parameters, use_tqdm=False)
-    torch.save({"tokens": tokens, "kept": kept}, ROOT / "operations.pt")
+    return {"tokens": tokens, "kept": kept}
 
 
 def train(options: argparse.Namespace, exact: bool) -> dict[str, Any]:
@@ -165,7 +164,7 @@ def train(options: argparse.Namespace, exact: bool) -> dict[str, Any]:
 
     engine = training.start_engine(job(options, exact))
     network = engine._policy
-    micro = packed(network, torch.load(ROOT / "samples.pt", weights_only=False))
+    micro = packed(network, torch.load(options.work / "samples.pt", weights_only=False))
     measured = [network.log_probs([m], TEMPERATURE)[0] for m, _ in micro]
     ours = [x for (m, _), log_probs in zip(micro, measured, strict=True) for x in m.row.collect(log_probs)]
     theirs = [torch.tensor(v) for _, samples in micro for _, _, v in samples]
@@ -174,7 +173,7 @@ def train(options: argparse.Namespace, exact: bool) -> dict[str, Any]:
     row |= {"tokens": len(differences), "unequal": int((differences > 0).sum())}
     print(json.dumps({"what": "log-probabilities", "exact": exact} | row), flush=True)
     if exact:
-        compare(network)
+        compare(network, torch.load(options.work / "operations.pt", weights_only=False))
     shape = training.Shape("exact", (700, 300, 500, 900) * 4, 4096)
     vocabulary = min(150000, MODELS[options.size]["vocab_size"])
     seconds = [training.timed_step(engine, training.sampled(shape, i, vocabulary))[0] for i in range(1, STEPS + 1)]
@@ -211,13 +210,12 @@ def packed(network: Any, samples: list[Any], most: int = 8) -> list[tuple[Any, l
     return list(zip(rows, parts, strict=True))
 
 
-def compare(network: Any) -> None:
+def compare(network: Any, watched: dict[str, Any]) -> None:
     """Print what differs, operation by operation: calls of the trainer's kernels next to the calls of vLLM's modules, in their order."""
     import torch
 
     from rljob_trainer.megatron.exact import model as exact_model
 
-    watched = torch.load(ROOT / "operations.pt", weights_only=False)
     tokens, theirs = watched["tokens"], dict(enumerate(watched["kept"]))
     module: Any = network.modules[0]
     attention = module.decoder.layers[0].self_attention.core_attention

@@ -11,7 +11,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,7 +18,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import jobs, step, unproven
+from benchmarks import jobs, scratch, step, unproven
+from benchmarks.shapes import tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -27,7 +27,6 @@ from rljob_api.families import FAMILIES
 from trainer.megatron.kinds import KINDS, SHAPE, config_class
 from trainer.megatron.models import random_model
 
-ROOT = Path(tempfile.gettempdir()) / "rljob-bench-families"
 VOCABULARY = 1024
 SIZES = {
     "hidden_size": 512,
@@ -61,8 +60,8 @@ def main() -> int:
     devices: SimpleQueue[int] = SimpleQueue()
     for number in range(options.gpus * options.jobs):
         devices.put(number % options.gpus)
-    models = {kind: write(ROOT / kind.replace(", ", "-") / "model", kind) for kind in chosen(options)}
-    with ThreadPoolExecutor(options.gpus * options.jobs) as pool:
+    with scratch.directory(options.work, "families") as root, ThreadPoolExecutor(options.gpus * options.jobs) as pool:
+        models = {kind: write(root / kind.replace(", ", "-") / "model", kind) for kind in chosen(options)}
         rows = list(pool.map(lambda kind: measure(kind, models[kind], options, devices), models))
     options.out.write_text(jobs.lines(rows))
     print(jobs.table(rows))
@@ -85,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of a job")
     parser.add_argument("--out", type=Path, default=Path("families.jsonl"))
+    parser.add_argument("--work", type=Path, help=scratch.HELP)
     return parser
 
 
@@ -108,7 +108,7 @@ def measure(kind: str, model: Path, options: argparse.Namespace, devices: "Simpl
 def train(model: Path, options: argparse.Namespace, device: int) -> dict[str, Any]:
     """A job from beginning to end. One that is late is stopped."""
     root, name = model.parent, "bench-family"
-    step.write_inputs(model, VOCABULARY, root)
+    step.write_inputs(root)
     process = jobs.start(root, name, job(root, options), device, unproven.PRODUCT)
     try:
         code, late = process.wait(options.limit), []
@@ -139,6 +139,7 @@ def write(directory: Path, kind: str, **changes: int) -> Path:
     )
     config = config_class(name)(**values)
     random_model(config, seed=1).to(torch.bfloat16).save_pretrained(directory)
+    tokenizer(directory, VOCABULARY)
     return directory
 
 

@@ -12,12 +12,11 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import jobs, step
+from benchmarks import jobs, scratch, step
 from benchmarks.gpu_failures import ranks_of
 from benchmarks.shapes import MODELS, model_of
 
@@ -40,8 +39,9 @@ POLL_SECONDS = 0.1
 def main() -> int:
     options = parser().parse_args()
     model = model_of(options.size)
-    step.write_inputs(model, MODELS[options.size]["vocab_size"], options.work / "data")
-    rows = measure(options, model)
+    with scratch.directory(options.work, "first-step") as options.work:
+        step.write_inputs(options.work / "data")
+        rows = measure(options, model)
     options.out.write_text(json.dumps(rows, indent=1))
     print(jobs.table(rows))
     return int(any(STEP not in row for row in rows))
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     made.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of both attempts")
     made.add_argument("--out", type=Path, default=Path("first_step.json"))
-    made.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-first-step")
+    made.add_argument("--work", type=Path, help=scratch.HELP)
     return made
 
 

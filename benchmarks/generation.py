@@ -17,12 +17,11 @@ tokens that followed the same n-gram before; `accepted` is the part of them that
 import argparse
 import asyncio
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import asynchrony, step, weights
+from benchmarks import asynchrony, scratch, step, weights
 from benchmarks.shapes import MODELS
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
@@ -47,8 +46,13 @@ def main() -> None:
     )
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--out", type=Path, default=Path("generation.jsonl"))
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-generation")
+    parser.add_argument("--work", type=Path, help=scratch.HELP)
     options = parser.parse_args()
+    with scratch.directory(options.work, "generation") as options.work:
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
     model, _ = asynchrony.prepared(options)
     ends = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
     if SERVED in options.works:

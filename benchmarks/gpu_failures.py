@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import jobs, step
+from benchmarks import jobs, scratch, step
 from benchmarks.shapes import MODELS, model_of
 from rljob_api import names
 from rljob_api.protocol import Report
@@ -76,12 +75,13 @@ def main() -> int:
     parser.add_argument("--size", choices=list(MODELS), default="0.1b")
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of a job")
     parser.add_argument("--out", type=Path, default=Path("gpu_failures.jsonl"))
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-failures")
+    parser.add_argument("--work", type=Path, help=scratch.HELP)
     options = parser.parse_args()
     model = model_of(options.size)
-    step.write_inputs(model, MODELS[options.size]["vocab_size"], options.work)
-    (options.work / "loss.py").write_text(LOSS)
-    rows = jobs.record(options.out, ([Broken(failure, options, model).measure()] for failure in options.failures))
+    with scratch.directory(options.work, "failures") as options.work:
+        step.write_inputs(options.work)
+        (options.work / "loss.py").write_text(LOSS)
+        rows = jobs.record(options.out, ([Broken(failure, options, model).measure()] for failure in options.failures))
     return int(any(not row["survived"] for row in rows))
 
 

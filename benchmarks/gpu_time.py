@@ -27,7 +27,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks import jobs, training, vision
+from benchmarks import jobs, scratch, training, vision
 from benchmarks.shapes import (
     MODELS,
     PEAK_FLOPS,
@@ -112,7 +112,7 @@ def of_texts(options: argparse.Namespace) -> tuple[Any, Callable[[int], Any], di
 
 
 def of_images(kind: str) -> tuple[Any, Callable[[int], Any], dict[str, float]]:
-    engine = training.start_engine(vision.spec(Path(tempfile.gettempdir()) / "rljob-bench-vision" / kind, kind))
+    engine = training.start_engine(vision.spec(scratch.SHARED / "rljob-bench-vision" / kind, kind))
     return engine, lambda step: vision.sampled(vision.KINDS[kind], step), {}
 
 

@@ -11,12 +11,11 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks import jobs, training
+from benchmarks import jobs, scratch, training
 from benchmarks.shapes import QWEN2_1_5B, QWEN3_30B_A3B, Shape, write_model
 
 SMALL = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -52,7 +51,7 @@ def main() -> int:
     if options.worker:
         work(options.steps, *options.worker)
         return 0
-    root = Path(tempfile.gettempdir()) / "rljob-bench-parity"
+    root = scratch.SHARED / "rljob-bench-parity"
     for name, shape in MODELS.items():
         write_model(root / name, shape)
     rows = [row for dtype in options.types.split(",") for row in compare(root, dtype, options)]

@@ -4,8 +4,9 @@
 
 PLAN (benchmarks/unmeasured.yaml) is a list of stages, one after another. A stage is a list of tracks, which run at the same time; a track names its
 GPUs (CUDA_VISIBLE_DEVICES) and its runs, one after another: `NAME: {seconds: LIMIT, run: COMMAND}`. A command is one of a shell, at the root of the
-repository, with LOGS, a directory for what it writes, and a TMPDIR of its own, which is deleted when it ends. All that it started is dead when the
-next one begins. What figures come from is in a stage alone; what only has to be right shares the GPUs.
+repository, with LOGS, a directory for what it writes, and a TMPDIR of its own, which is deleted when it ends; models, which all runs share, are in
+the scratch directory itself. All that it started is dead when the next one begins. What figures come from is in a stage alone; what only has to be
+right shares the GPUs.
 
 DIR/queue.log says what began and ended when, DIR/NAME.log what a run said. A line in DIR/skip names a run that is not to begin any more.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks import scratch
 from benchmarks.reaper import LATE
 
 REPOSITORY = Path(__file__).parents[1]
@@ -77,6 +79,7 @@ class Queue:
         own = self.scratch / name
         own.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpus, "TMPDIR": str(own), "LOGS": str(self.logs)}
+        environment |= {scratch.MODELS_VARIABLE: str(self.scratch)}
         limited = [sys.executable, "-m", "benchmarks.reaper", str(seconds), command]
         with (self.logs / f"{name}.log").open("w") as out:
             code = subprocess.run(limited, cwd=REPOSITORY, env=environment, stdout=out, stderr=out).returncode

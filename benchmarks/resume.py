@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import training
+from benchmarks import scratch, training
 from benchmarks.shapes import QWEN2_1_5B, shapes, write_model
 
-MODEL = Path(tempfile.gettempdir()) / "rljob-bench-two-layers"
+MODEL = scratch.SHARED / "rljob-bench-two-layers"
 STEPS = 3
 LIMIT_SECONDS = 600
 SAVES = {"alongside": True, "waited": False}

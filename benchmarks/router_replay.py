@@ -9,11 +9,10 @@ alone, so what it changes is `ratio_max` and `approx_kl` of the second update, n
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import families, jobs, step
+from benchmarks import families, jobs, scratch, step
 
 LIMIT_SECONDS = 200
 EXPERTS = {"num_experts": 32, "num_experts_per_tok": 4}
@@ -29,11 +28,12 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=16, help="of a prompt")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--out", type=Path, default=Path("router_replay.jsonl"))
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-router")
+    parser.add_argument("--work", type=Path, help=scratch.HELP)
     options = parser.parse_args()
-    families.write(options.work / "model", "qwen3_moe", **EXPERTS)
-    step.write_inputs(options.work / "model", families.VOCABULARY, options.work)
-    rows = jobs.record(options.out, (measure(replay, options) for replay in options.replays))
+    with scratch.directory(options.work, "router") as options.work:
+        families.write(options.work / "model", "qwen3_moe", **EXPERTS)
+        step.write_inputs(options.work)
+        rows = jobs.record(options.out, (measure(replay, options) for replay in options.replays))
     return int(any(row["exit"] for row in rows))
 
 

@@ -11,14 +11,12 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.shapes import MODELS, write_model
+from benchmarks.shapes import model_of
 
 BLOCK, LONGEST, PROMPT, WARM_STEPS = 16, 2304, 200, 40
 KINDS = ("vllm", "vllm with log-probabilities", "in pieces with log-probabilities")
@@ -74,7 +72,7 @@ def scheduler_of(kind: str, requests: int) -> Any:
 
     from rljob_trainer.server.compat.scheduler import AsyncSchedulerInPieces
 
-    model = str(write_model(Path(tempfile.gettempdir()) / "rljob-bench-tiny", MODELS["tiny"]))
+    model = str(model_of("tiny"))
     config = VllmConfig(
         model_config=ModelConfig(model=model, max_model_len=LONGEST, dtype="float32", skip_tokenizer_init=True),
         cache_config=CacheConfig(block_size=BLOCK),

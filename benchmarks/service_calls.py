@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from benchmarks import step
 from benchmarks.service import EXAMPLES, SECTIONS, merge, serving
 from benchmarks.shapes import MODELS, model_of
 from trainer.gateway.calls_page import PAGE, rows
@@ -31,7 +30,6 @@ def main() -> int:
     parser.add_argument("--size", choices=list(MODELS), default="0.1b")
     options = parser.parse_args()
     model = model_of(options.size)
-    step.tokenizer(model, MODELS[options.size]["vocab_size"])
     found = differing(options.device, model)
     print(f"{len(found)} of {len(on_page())} calls are not as on the page", flush=True)
     for call, outcome in found.items():

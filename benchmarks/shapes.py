@@ -1,10 +1,11 @@
 """The model and the batches that all GPU benchmarks measure, and what a token of them costs."""
 
 import random
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks import scratch
 
 QWEN2_1_5B = {
     "model_type": "qwen2",
@@ -79,7 +80,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 """Cut to fewer layers: 4.3 B parameters; 6.2 B, the most that one GPU trains without adapters; 5.6 B, for two; 10.6 B, for four. `0.1b`: for what
 takes many steps."""
-MODEL = Path(tempfile.gettempdir()) / "rljob-bench-1.5b"
+MODEL = scratch.SHARED / "rljob-bench-1.5b"
+TOKENIZER = ("tokenizer", "special_tokens", "chat_template")
+"""How the names of its files begin."""
 PEAK_FLOPS = 989e12
 """Dense bfloat16 of an H200 or H100 SXM, by its data sheet."""
 
@@ -152,19 +155,35 @@ def shapes() -> dict[str, Shape]:
 
 
 def model_of(size: str) -> Path:
-    """The model of that name in MODELS, written once."""
+    """The model of that name in MODELS with `tokenizer`, written once for all runs, none of which changes it."""
     return write_model(MODEL.with_name(f"rljob-bench-{size}"), MODELS[size])
 
 
-def write_model(directory: Path = MODEL, shape: dict = QWEN2_1_5B) -> Path:
+def write_model(directory: Path = MODEL, shape: dict[str, Any] = QWEN2_1_5B) -> Path:
     """A Hugging Face directory with random weights in bfloat16, once."""
+    return scratch.once(directory, lambda new: _write(new, shape))
+
+
+def _write(directory: Path, shape: dict[str, Any]) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if not (directory / "config.json").is_file():
-        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=torch.bfloat16)
-        model.cpu().save_pretrained(directory)  # which copies parameters of experts
-        torch.cuda.empty_cache()  # or a server that this process starts next would lack it
-    return directory
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=torch.bfloat16)
+    model.cpu().save_pretrained(directory)  # which copies parameters of experts
+    torch.cuda.empty_cache()  # or a server that this process starts next would lack it
+    tokenizer(directory, shape["vocab_size"])
+
+
+def tokenizer(model: Path, size: int) -> None:
+    """A token per digit, and a name for every other id of the model."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate("0123456789")}
+    vocabulary |= {f"<{i}>": i for i in range(len(vocabulary), size - 1)}
+    vocabulary["<eos>"] = len(vocabulary)
+    digits = Tokenizer(models.WordLevel(vocabulary))
+    digits.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=digits, eos_token="<eos>").save_pretrained(model)

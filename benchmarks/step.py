@@ -22,11 +22,10 @@ import argparse
 import json
 import random
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import jobs, memory, unproven
+from benchmarks import jobs, memory, scratch, unproven
 from benchmarks.shapes import MODELS, adapter_bytes, model_of
 
 SAMPLES = 8
@@ -43,9 +42,14 @@ def reward(prompt: str, response: str, answer: str) -> float:
 
 def main() -> int:
     options = parser().parse_args()
-    data = options.work / "data"
     model = model_of(options.size)
-    write_inputs(model, MODELS[options.size]["vocab_size"], data, options.lengths)
+    with scratch.directory(options.work, "step") as options.work:
+        return measure(options, model)
+
+
+def measure(options: argparse.Namespace, model: Path) -> int:
+    data = options.work / "data"
+    write_inputs(data, options.lengths)
     product = unproven.PRODUCT if options.exact else jobs.PRODUCT
     ended = jobs.run(options.work, "bench-step", job(options, model, data), options.steps, options.limit, product)
     options.out.write_text(json.dumps(result(options, model, ended), indent=1))
@@ -84,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     made.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds")
     made.add_argument("--out", type=Path, default=Path("step.json"))
-    made.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-step")
+    made.add_argument("--work", type=Path, help=scratch.HELP)
     return made
 
 
@@ -108,24 +112,10 @@ def update_bytes(options: argparse.Namespace, model: Path) -> int:
     return sum(file.stat().st_size for file in model.glob("*.safetensors"))
 
 
-def write_inputs(model: Path, vocabulary: int, directory: Path, lengths: str = "fixed") -> None:
-    """What a job needs with the weights of `model`: a tokenizer there; prompts and a reward function in `directory`."""
-    tokenizer(model, vocabulary)
+def write_inputs(directory: Path, lengths: str = "fixed") -> None:
+    """Prompts and a reward function."""
     prompts(directory / "train.parquet", lengths)
     (directory / "reward.py").write_text(REWARD)
-
-
-def tokenizer(model: Path, size: int) -> None:
-    """A token per digit, and a name for every other id of the model."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {token: i for i, token in enumerate("0123456789")}
-    vocabulary |= {f"<{i}>": i for i in range(len(vocabulary), size - 1)}
-    vocabulary["<eos>"] = len(vocabulary)
-    digits = Tokenizer(models.WordLevel(vocabulary))
-    digits.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    PreTrainedTokenizerFast(tokenizer_object=digits, eos_token="<eos>").save_pretrained(model)
 
 
 def prompts(file: Path, lengths: str) -> None:

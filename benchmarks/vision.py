@@ -11,7 +11,6 @@ import argparse
 import io
 import random
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from benchmarks import jobs, step
+from benchmarks import jobs, scratch, step
 from trainer.data.vision import PROCESSORS, TEMPLATE
 
 LIMIT_SECONDS = 280
@@ -103,9 +102,10 @@ def main() -> int:
     parser.add_argument("--train-vision", action="store_true")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--out", type=Path, default=Path("vision.jsonl"))
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-vision")
+    parser.add_argument("--work", type=Path, help=scratch.HELP)
     options = parser.parse_args()
-    rows = jobs.record(options.out, (measure(kind, options) for kind in options.kinds))
+    with scratch.directory(options.work, "vision") as options.work:
+        rows = jobs.record(options.out, (measure(kind, options) for kind in options.kinds))
     return int(any(row["exit"] for row in rows))
 
 
@@ -233,8 +233,7 @@ def spec(root: Path, kind: str) -> Any:
     """Of a rank that trains a model of this kind, which is written first."""
     from rljob_api.spec import RLJobSpec
 
-    if not (root / "model" / "config.json").is_file():
-        write_model(root / "model", KINDS[kind])
+    scratch.once(root / "model", lambda new: write_model(new, KINDS[kind]))
     options = argparse.Namespace(device="gpu", steps=100, train_vision=False)
     return RLJobSpec.model_validate(job(root, KINDS[kind], options) | {"image": "none"})
 

@@ -11,14 +11,13 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from benchmarks import jobs
+from benchmarks import jobs, scratch
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "vision"
 HELD_OUT = "evaluation/reward"
@@ -33,9 +32,10 @@ def main() -> int:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--out", type=Path, default=Path("vision_learning.jsonl"))
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-vision-learning")
+    parser.add_argument("--work", type=Path, help=scratch.HELP)
     options = parser.parse_args()
-    rows = jobs.record(options.out, ([learned(seed, options)] for seed in options.seeds))
+    with scratch.directory(options.work, "vision-learning") as options.work:
+        rows = jobs.record(options.out, ([learned(seed, options)] for seed in options.seeds))
     return int(any(row["exit"] for row in rows))
 
 

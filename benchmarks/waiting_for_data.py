@@ -8,15 +8,13 @@ which its examples were read and tokenised; the first two steps, which compile k
 
 import argparse
 import json
-import shutil
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import data, jobs
-from benchmarks.shapes import MODELS, write_model
+from benchmarks import data, jobs, scratch
+from benchmarks.shapes import MODELS, TOKENIZER, model_of
 
 MEASURES = ("time/data", "time/tokenise", "train/tokens")
 BEFORE = 2
@@ -31,10 +29,12 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=64, help="of a step")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--out", type=Path, default=Path("waiting_for_data.json"))
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-waiting")
+    parser.add_argument("--work", type=Path, help=scratch.HELP)
     options = parser.parse_args()
-    model = prepared(options)
-    ended = jobs.run(options.work, "bench-waiting", job(options, model), options.steps, LIMIT_SECONDS)
+    shared = model_of(options.size)
+    with scratch.directory(options.work, "waiting") as options.work:
+        model = prepared(options, shared)
+        ended = jobs.run(options.work, "bench-waiting", job(options, model), options.steps, LIMIT_SECONDS)
     rows = jobs.summary(ended, options.steps, MEASURES)
     names = ("seconds", "data", "tokenise", "tokens")
     counted = rows[BEFORE:]
@@ -49,14 +49,11 @@ def main() -> int:
     return ended.code
 
 
-def prepared(options: argparse.Namespace) -> Path:
+def prepared(options: argparse.Namespace, shared: Path) -> Path:
     """The model with the tokenizer of the conversations, and the file of these."""
-    options.work.mkdir(parents=True, exist_ok=True)
-    model, plain = options.work / "model", options.work / "plain"
-    conversations = list(data.generated())
-    model.mkdir(exist_ok=True)
+    model, conversations = options.work / "model", list(data.generated())
+    scratch.link(shared, model, TOKENIZER)
     data.save_tokenizer(model, (m["content"] for c in conversations for m in c["messages"]))
-    shutil.copytree(write_model(plain, MODELS[options.size]), model, dirs_exist_ok=True)
     data.write(options.work / "rows.parquet", conversations, options.rows)
     return model
 

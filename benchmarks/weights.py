@@ -20,6 +20,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,22 @@ from benchmarks.training import torchrun
 from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.machine import gpus
+from rljob_trainer.machine import free_port, gpus
 from rljob_trainer.pod.arguments import server_arguments, server_environment
 
 TOKEN = "benchmark"
-PORT = 29610
 READY_SECONDS = 300
 GPU_ARGUMENTS = {"enforce-eager": True, "gpu-memory-utilization": 0.3}
 
 
+@cache
+def port(number: int) -> int:
+    """Of this run's servers."""
+    return free_port()
+
+
 def endpoint(number: int) -> RolloutEndpoint:
-    return RolloutEndpoint(pod=f"rollout-{number}", pod_uid=f"uid-{number}", url=f"http://127.0.0.1:{PORT + number}")
+    return RolloutEndpoint(pod=f"rollout-{number}", pod_uid=f"uid-{number}", url=f"http://127.0.0.1:{port(number)}")
 
 
 ENDPOINT = endpoint(0)
@@ -100,8 +106,8 @@ def spec(model: Path, device: str, placement: str) -> RLJobSpec:
 def server(job: RLJobSpec, number: int = 0) -> Any:
     """One rollout server, as the supervisor starts it."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu_of_server(job, number), names.ENV_ROLLOUT_TOKEN: TOKEN}
-    command = [sys.executable, "-m", "rljob_trainer.server.server", *server_arguments(job, PORT + number)]
-    log = Path(tempfile.gettempdir()) / f"weights-server-{number}.log"
+    command = [sys.executable, "-m", "rljob_trainer.server.server", *server_arguments(job, port(number))]
+    log = Path(tempfile.mkstemp(prefix=f"weights-server-{number}-", suffix=".log")[1])
     began = time.monotonic()
     process = subprocess.Popen(
         command, env=server_environment(job, 1, environment), stdout=log.open("wb"), stderr=subprocess.STDOUT
@@ -119,6 +125,7 @@ def server(job: RLJobSpec, number: int = 0) -> Any:
     finally:
         process.terminate()
         process.wait(60)
+        log.unlink()
 
 
 def healthy(number: int) -> bool:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from benchmarks.shapes import MODELS, model_of
+from benchmarks import scratch
+from benchmarks.shapes import MODELS, TOKENIZER, model_of
 from benchmarks.step import REWARD, prompts
 
 TOKENS = 256
@@ -28,20 +29,12 @@ def main() -> None:
     made.add_argument("--size", choices=list(MODELS), default="7b")
     options = made.parse_args()
     directory, model = options.directory, options.directory / "model"
-    model.mkdir(parents=True, exist_ok=True)
-    link(model_of(options.size), model)
+    scratch.link(model_of(options.size), model, TOKENIZER)
     tokenizer(model, MODELS[options.size]["vocab_size"])
     rows(directory)
     (directory / "reward.py").write_text(REWARD + COMPUTE_SCORE)
     check(directory)
     print("prepared", directory)
-
-
-def link(model: Path, directory: Path) -> None:
-    for file in model.iterdir():
-        if not file.name.startswith(("tokenizer", "special_tokens", "chat_template")):
-            (directory / file.name).unlink(missing_ok=True)
-            (directory / file.name).symlink_to(file.resolve())
 
 
 def tokenizer(directory: Path, size: int) -> None:
