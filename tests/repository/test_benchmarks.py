@@ -3,6 +3,8 @@
 import math
 import subprocess
 import sys
+from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -11,7 +13,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks import changed_weights, first_step, generation, gpu_time, jobs, step, unproven
+from benchmarks import (
+    asynchrony,
+    changed_weights,
+    first_step,
+    generation,
+    gpu_time,
+    jobs,
+    scratch,
+    shapes,
+    step,
+    unproven,
+)
 from benchmarks.gpu_time import Kernel
 from benchmarks.queue import Queue
 from rljob_api.spec import RLJobSpec
@@ -81,6 +94,73 @@ def test_nothing_that_a_run_started_is_there_when_the_next_one_begins(tmp_path: 
     log = (tmp_path / "queue.log").read_text()
     assert f"first: {ended}" in log
     assert "second: exit 1" in log, "what the first one started lives on"
+
+
+def test_runs_of_a_queue_have_a_directory_each_and_share_models(tmp_path: Path) -> None:
+    queue = Queue(tmp_path / "logs", tmp_path)
+    shared = "from benchmarks import scratch; print(scratch.SHARED)"
+    found = {}
+    for name in ("first", "second"):
+        command = f'echo $TMPDIR && {sys.executable} -c "{shared}"'
+        queue.work_off({"gpus": "", "runs": {name: {"seconds": 60, "run": command}}})
+        found[name] = (tmp_path / f"logs/{name}.log").read_text().splitlines()
+    assert found == {name: [f"{tmp_path}/{name}", f"{tmp_path}"] for name in ("first", "second")}
+
+
+def test_runs_of_a_benchmark_share_no_directory_and_leave_none_but_a_given_one(tmp_path: Path) -> None:
+    with scratch.directory(None, "step") as one, scratch.directory(None, "step") as other:
+        assert one != other and one.is_dir() and other.is_dir()
+    assert not one.exists() and not other.exists()
+    with scratch.directory(tmp_path / "given/one", "step") as given:
+        assert given == tmp_path / "given/one"
+    assert given.is_dir()
+
+
+def test_no_benchmark_names_a_directory_that_all_its_runs_would_share() -> None:
+    """The temporary directory is named where models are shared and a queue divides it; others ask those, or for a new one."""
+    named = {file.name for file in Path(jobs.__file__).parent.rglob("*.py") if "gettempdir" in file.read_text()}
+    assert named == {"scratch.py", "queue.py"}
+
+
+def test_a_model_is_written_once_however_many_want_it_and_not_read_before_it_is_complete(tmp_path: Path) -> None:
+    written = []
+
+    def write(directory: Path) -> None:
+        directory.mkdir()
+        (directory / "config.json").touch()
+        written.append((tmp_path / "model").exists())
+        (directory / "weights").touch()
+
+    with ThreadPoolExecutor(4) as runs:
+        read = list(runs.map(lambda _: [*scratch.once(tmp_path / "model", write).glob("weights")], range(4)))
+    assert read == [[tmp_path / "model/weights"]] * 4 and written == [False]
+
+
+def test_a_model_that_was_half_written_is_written_again(tmp_path: Path) -> None:
+    def killed(directory: Path) -> None:
+        directory.mkdir()
+        (directory / "config.json").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scratch.once(tmp_path / "model", killed)
+    assert not (tmp_path / "model").exists()
+    scratch.once(tmp_path / "model", lambda new: (new.mkdir(), (new / "weights").touch()))
+    assert [file.name for file in (tmp_path / "model").iterdir()] == ["weights"]
+
+
+def test_a_benchmark_that_wants_a_model_otherwise_leaves_the_shared_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shapes, "MODEL", tmp_path / "rljob-bench-1.5b")
+    shared = shapes.model_of("tiny")
+    before = {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in shared.iterdir()}
+    assert {"config.json", "tokenizer.json", "model.safetensors", asynchrony.GENERATION} <= before.keys()
+    for run in ("first", "second"):
+        model, data = asynchrony.prepared(Namespace(work=tmp_path / run, size="tiny"))
+        assert (model / "model.safetensors").samefile(shared / "model.safetensors")
+        assert len((model / asynchrony.GENERATION).read_text()) > 20 and (data / "train.parquet").is_file()
+    assert {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in shared.iterdir()} == before
 
 
 def test_kernels_at_the_same_time_count_once_and_the_rows_add_up_to_the_whole() -> None:
