@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 
+from api.specs import make_spec
 from rljob_api import names
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.checkpoint.lineage import trained_as
 from rljob_trainer.checkpoint.manifest import read_manifests
 from rljob_trainer.failure import ConfigurationError, PeerLost
 from trainer.checkpoint.saving import open_store, save, write_buffer
@@ -97,6 +101,53 @@ def test_torn_foreign_and_contradictory_ones_are_refused(tmp_path, other):
     assert "its manifest says step 2" in refused(tmp_path / "own", renamed).rule
     names.manifest_file(renamed).write_text(json.dumps({"step": 3}))
     assert "is not the manifest of a checkpoint of rljob" in refused(tmp_path / "own", renamed).rule
+
+
+ADAPTERS = {"lora": {"rank": 8, "alpha": 16}}
+FROZEN = {"freeze": ["vision"]}
+
+
+def spec(**model: Any) -> RLJobSpec:
+    return make_spec(task="sft", model={"path": "/data/model"} | model)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "field", "value", "said"),
+    [
+        ({}, {"dtype": "bfloat16"}, "dtype", "bfloat16", "float32"),
+        ({}, ADAPTERS, "lora.rank", "8", "none"),
+        (ADAPTERS, {}, "lora.rank", "none", "8"),
+        (ADAPTERS, {"lora": {"rank": 16, "alpha": 16}}, "lora.rank", "16", "8"),
+        (ADAPTERS, {"lora": {"rank": 8}}, "lora.alpha", "32", "16"),
+        (FROZEN, {}, "freeze", "[]", "[vision]"),
+        (FROZEN, {"freeze": ["projector"]}, "freeze", "[projector]", "[vision]"),
+    ],
+)
+def test_a_checkpoint_whose_parameters_learnt_in_another_way_is_refused_with_the_field(
+    tmp_path: Path, before: dict[str, Any], now: dict[str, Any], field: str, value: str, said: str
+) -> None:
+    saved(tmp_path, 1, 4, trained=trained_as(spec(**before)))
+    for source in (None, names.step_dir(tmp_path, 4)):
+        with pytest.raises(ConfigurationError) as caught:
+            open_store(tmp_path, 2, source=source, trained=trained_as(spec(**now)))
+        assert (caught.value.field, caught.value.value) == (f"spec.model.{field}", value)
+        assert caught.value.rule == f"global_step_4 was trained with {said}"
+    assert open_store(tmp_path, 2, trained=trained_as(spec(**before))).start
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({}, FROZEN),
+        (FROZEN, {"freeze": ["projector", "vision"]}),
+        (ADAPTERS, {"lora": ADAPTERS["lora"] | {"sync": "adapters"}}),
+    ],
+)
+def test_more_may_be_frozen_than_was_and_servers_may_get_adapters_alone(
+    tmp_path: Path, before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    saved(tmp_path, 1, 4, trained=trained_as(spec(**before)))
+    assert open_store(tmp_path, 2, trained=trained_as(spec(**now))).start
 
 
 def test_a_manifest_that_was_tampered_with_is_refused_in_the_path_too(tmp_path):

@@ -11,6 +11,7 @@ from api.specs import make_spec, raw_spec
 from rljob_api import names
 from rljob_api.protocol import Progress
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.checkpoint.lineage import trained_as
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.earlier import ANOTHER, Earlier, last_attempt, remember_rewards
 from rljob_trainer.local.progress import summary
@@ -133,3 +134,17 @@ def test_a_run_of_epochs_that_was_finished_before_says_so_in_the_end() -> None:
     done = Progress(step=4, steps=4, started_from=4)
     ended = seen(report("t0", attempt=1, state="stopped", result="succeeded", progress=done))
     assert summary(ended).splitlines()[0] == "4 steps, all of an earlier run: nothing was trained"
+
+
+def test_a_run_whose_model_is_of_another_type_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_inputs(tmp_path)
+    spec = raw_spec()
+    save(open_store(tmp_path / "run", 1, trained=trained_as(make_spec())), 2)
+    spec["model"]["dtype"] = "bfloat16"
+    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "demo"}, "spec": spec}
+    (tmp_path / "m.yaml").write_text(yaml.safe_dump(manifest))
+    assert run(tmp_path / "m.yaml", [f"/data={tmp_path}"], tmp_path / "work") == 1
+    assert "spec.model.dtype = bfloat16: global_step_2 was trained with float32" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()

@@ -1,5 +1,6 @@
 """Which checkpoints an attempt inherits, and which one it starts from. In doubt resuming is an error; it never silently starts from the model."""
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.protocol import RESUME_STEP, Resume
+from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.fence import fences, newest
 from rljob_trainer.checkpoint.files import appears
 from rljob_trainer.checkpoint.manifest import (
@@ -23,6 +25,7 @@ from rljob_trainer.failure import ConfigurationError
 RESUME = "spec.checkpoint.resume"
 FIELD = "spec.checkpoint.resumeFrom"
 """A checkpoint that the user names, in this directory or another."""
+FREEZE = "spec.model.freeze"
 FIX = "name a global_step_N directory that holds a manifest.json"
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,8 @@ class Run:
     """sha256 of the model's config.json. A checkpoint of another model is refused."""
     chat: Mapping[str, Any] = field(default_factory=dict)
     """The spec's task, and its data.chatTemplate: with them an export says where a turn ends."""
+    trained: Mapping[str, Any] = field(default_factory=dict)
+    """See trained_as. A checkpoint of a job whose parameters learnt in another way is refused."""
     resume: Resume
     resume_from: Path | None
     """A checkpoint for the job's first attempt to start from."""
@@ -166,6 +171,32 @@ def _require_usable(field: str, start: Start, siblings: list[CheckpointManifest]
         raise ConfigurationError(
             field, str(start.directory), rule, "correct spec.model.path, or use another checkpoint"
         )
+    require_alike(start.manifest, run.trained)
+
+
+def trained_as(spec: RLJobSpec) -> dict[str, Any]:
+    """What says which parameters a checkpoint holds, in which type, and what adapters add, by its field."""
+    model, lora = spec.model, spec.model.lora
+    return {
+        "spec.model.dtype": model.dtype,
+        FREEZE: sorted(model.freeze),
+        "spec.model.lora.rank": lora and lora.rank,
+        "spec.model.lora.alpha": lora and lora.alpha,
+    }
+
+
+def require_alike(manifest: CheckpointManifest, trained: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError unless the checkpoint's parameters are those of `trained`. More may be frozen than was."""
+    for name, now in trained.items():
+        before = manifest.trained.get(name, now)
+        if before != now and not (name == FREEZE and set(before) <= set(now)):
+            rule = f"global_step_{manifest.step} was trained with {_said(before)}"
+            fix = "write that again, or train from the model in another spec.checkpoint.path"
+            raise ConfigurationError(name, _said(now), rule, fix)
+
+
+def _said(value: Any) -> str:
+    return "none" if value is None else json.dumps(value).replace('"', "")
 
 
 def _instead(field: str, root: Path, step: int) -> str:

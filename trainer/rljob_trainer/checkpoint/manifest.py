@@ -62,6 +62,8 @@ class CheckpointManifest(Contents):
     time: float
     chat: Mapping[str, Any] = field(default_factory=dict)
     """See lineage.Run.chat."""
+    trained: Mapping[str, Any] = field(default_factory=dict)
+    """See lineage.trained_as."""
 
     def write(self, directory: Path) -> None:
         write_json(names.manifest_file(directory), asdict(self))

@@ -96,6 +96,7 @@ class Store:
             model=self._run.model,
             time=time.time(),
             chat=self._run.chat,
+            trained=self._run.trained,
         )
         self._put(manifest)
         self._lineage.append(manifest)

@@ -18,7 +18,7 @@ from rljob_api import names
 from rljob_api.protocol import Progress
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import RewardSpec
-from rljob_trainer.checkpoint.lineage import inherited, named
+from rljob_trainer.checkpoint.lineage import inherited, named, require_alike, trained_as
 from rljob_trainer.local.progress import WAITS, Wait
 from rljob_trainer.textfile import read_text, replace
 
@@ -37,14 +37,18 @@ class Earlier:
 
     @staticmethod
     def of(spec: RLJobSpec) -> "Earlier | None":
-        """None: the run starts from the model. Raises ConfigurationError for a directory that holds what is no checkpoint of its own."""
+        """None: the run starts from the model. Raises ConfigurationError for a directory that holds what is no checkpoint of its own,
+        and for one of a model that was trained in another way."""
         if spec.task == "service":  # its clients decide what is trained, and from where
             return None
         root, start = Path(spec.checkpoint.path), spec.checkpoint.resume_from
-        if start:
-            return Earlier(spec, Path(start), named(Path(start)).step)
-        held = inherited(root) if root.is_dir() else []
-        return Earlier(spec, names.step_dir(root, held[-1].step), held[-1].step) if held else None
+        held = [named(Path(start))] if start else inherited(root) if root.is_dir() else []
+        if not held:
+            return None
+        last = held[-1]
+        if spec.checkpoint.resume != "never":
+            require_alike(last, trained_as(spec))
+        return Earlier(spec, Path(start) if start else names.step_dir(root, last.step), last.step)
 
     @property
     def is_all(self) -> bool:

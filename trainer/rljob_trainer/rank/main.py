@@ -22,7 +22,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.checkpoint.checks import prove_shared
 from rljob_trainer.checkpoint.files import write_json
-from rljob_trainer.checkpoint.lineage import Run
+from rljob_trainer.checkpoint.lineage import Run, trained_as
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.data.order import with_steps
 from rljob_trainer.megatron import compat
@@ -197,6 +197,7 @@ def _open_store(control: Control) -> Store:
         attempt=control.attempt,
         model=hashlib.sha256((Path(spec.model.path) / "config.json").read_bytes()).hexdigest(),
         chat={"task": spec.task, "chatTemplate": spec.data.chat_template.model_dump(mode="json", by_alias=True)},
+        trained=trained_as(spec),
         resume=control.resume,
         resume_from=Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None,
         keep_last=spec.checkpoint.keep_last,
