@@ -14,7 +14,7 @@ SITTINGS = (
     ("Qwen2.5-1.5B, one H200", "step-1.5b-h200.jsonl", "MM"),
     ("Qwen2.5-1.5B, another H200, slower host", "step-1.5b-h200.jsonl", "NN"),
     ("Qwen2.5-7B, two H200", "step-7b-h200.jsonl", "QQ"),
-    ("Qwen2.5-7B, two H200, another day", "step-7b-h200.jsonl", "RR"),
+    ("Qwen2.5-7B, two other H200", "step-7b-h200.jsonl", "RR"),
 )
 """What ran, the file that has it, and the stay on one machine, in which every program ran."""
 PHASES = (
