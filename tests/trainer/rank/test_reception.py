@@ -23,8 +23,15 @@ PARTS = [{f"{i}": torch.rand(1000)} for i in range(2)]
 
 
 def gone() -> Offer:
-    """Of a sender that has ended."""
-    return SenderStore(HERE).offer
+    """Of a sender that has ended. Its thread closes the port a moment later, and may accept a connection until then that nobody answers."""
+    offer = SenderStore(HERE).offer
+    for _ in range(1000):
+        try:
+            socket.create_connection((offer.address, offer.port), 1.0).close()
+        except OSError:
+            return offer
+        time.sleep(0.01)
+    raise AssertionError("its port is still open")
 
 
 @contextmanager
