@@ -1,5 +1,6 @@
 """Gradients of all experts' weights in one product, against float64, and when Transformer Engine's own way is taken."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,6 +126,7 @@ def test_gradients_of_weights_are_made_at_once() -> None:
         {"inputs": INPUTS.float().split(ROWS)},
         {"gradients": [torch.nn.Parameter(part) for part in GRADIENTS.split(ROWS)]},
         {"inputs": values(sum(ROWS), 4, 1).split(ROWS)},
+        {"inputs": [object()] * len(ROWS)},
         {"inputs": [INPUTS[:5].clone(), INPUTS[5:].clone()], "m_splits": [5, 27]},
     ],
     ids=[
@@ -135,6 +137,7 @@ def test_gradients_of_weights_are_made_at_once() -> None:
         "float32",
         "another type",
         "narrow",
+        "float8",
         "not of one tensor",
     ],
 )
@@ -142,3 +145,33 @@ def test_all_else_is_left_to_transformer_engine(changed: dict[str, Any]) -> None
     found, totals = multiply(**changed)
     assert found == ONE_BY_ONE
     assert not any(total.any() for total in totals)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shapes", "way"),
+    [
+        ("TN", ((64, 128), (5, 128)), "1"),
+        ("TN", ((4, 128), (5, 128)), "0"),
+        ("NN", ((128, 64), (5, 128)), "1"),
+        ("NN", ((128, 4), (5, 128)), "0"),
+        ("NT", ((128, 64), (128, 4)), "0"),
+        ("NT", ((5, 64), (5, 64)), "1"),
+    ],
+    ids=[
+        "forward",
+        "into adapters of rank 4",
+        "gradients of inputs",
+        "gradients of rank 4",
+        "of weights of rank 4",
+        "of weights",
+    ],
+)
+def test_rows_that_the_kernels_refuse_are_left_to_cublas(
+    monkeypatch: pytest.MonkeyPatch, layout: str, shapes: tuple[tuple[int, int], tuple[int, int]], way: str
+) -> None:
+    """CUTLASS reads and writes rows of 16 bytes, and ends the process where it cannot; it is chosen by the variable alone."""
+    monkeypatch.setenv(grouped_products.VARIABLE, "1")
+    product = at_once(lambda *_, **__: os.environ[grouped_products.VARIABLE], lambda device: False)
+    first, second = ([torch.zeros(shape, dtype=torch.bfloat16)] for shape in shapes)
+    assert product(first, second, [], layout=layout) == way
+    assert os.environ[grouped_products.VARIABLE] == "1"

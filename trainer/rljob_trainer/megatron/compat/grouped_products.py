@@ -9,7 +9,8 @@ with which Transformer Engine does it itself.
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -76,7 +77,8 @@ def at_once(one_by_one: Callable[..., Any], fits: Callable[[torch.device], bool]
         if options.get("layout") == "NT" and not options.get("use_bias") and _plain([*inputs, *gradients], fits):
             all_inputs, all_gradients = joined(inputs), joined(gradients)
         if all_inputs is None or all_gradients is None:
-            return one_by_one(inputs, gradients, totals, *given, **options)
+            with _by_cublas() if _narrow(inputs[0], gradients[0], options.get("layout", "TN")) else nullcontext():
+                return one_by_one(inputs, gradients, totals, *given, **options)
         add_gradients(all_inputs, all_gradients, options["m_splits"], totals, options["accumulate"])
         return totals, [torch.Tensor()] * len(totals), []
 
@@ -87,6 +89,28 @@ def _plain(parts: Sequence[Any], fits: Callable[[torch.device], bool]) -> bool:
     """Not so are those in float8, which have a type of their own, and those of narrow adapters."""
     kinds = all(type(p) is torch.Tensor and p.dtype == torch.bfloat16 and not p.shape[1] % ALIGNED for p in parts)
     return kinds and fits(parts[0].device)
+
+
+def _narrow(first: Any, second: Any, layout: str) -> bool:
+    """Whether a matrix that is read or written has rows that the kernels refuse, as adapters of a low rank have. float8 has other kernels."""
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        return False
+    rows = [
+        first.shape[1],
+        second.shape[1],
+        first.shape[0] if layout != "NT" else 0,
+    ]  # of a weight: what a product writes
+    return any(length % ALIGNED for length in rows)
+
+
+@contextmanager
+def _by_cublas() -> Iterator[None]:
+    """CUTLASS ends the process where it refuses a product, and does not leave it to cuBLAS."""
+    wanted, os.environ[VARIABLE] = os.environ.get(VARIABLE, "0"), "0"
+    try:
+        yield
+    finally:
+        os.environ[VARIABLE] = wanted
 
 
 def _multiply_at_once() -> None:
