@@ -3,7 +3,7 @@
     python -m benchmarks.expert_products [--out FILE]
 
 On one H100 or H200. Layers: 16 experts, 256 to 512, three without tokens; 64 experts of Qwen3-30B-A3B on one of two ranks, both matrices, with
-100,003 tokens of unequal shares; and 8 experts without any token. Errors are the largest of an expert, relative by norm: of forward products, of
+100,003 tokens of unequal shares; 8 experts without any token; and both matrices of adapters of rank 4. Errors are the largest of an expert, relative by norm: of forward products, of
 gradients of inputs and of weights, these added to float32 or as they are. `host_ms` is until the host has started a forward and a backward pass,
 `ms` until the GPU has ended it, each with lengths that were not met before.
 """
@@ -23,7 +23,14 @@ from rljob_trainer.megatron import compat
 
 REPEATS = 4
 WAYS = ("one by one", "at once")
-SHAPES = ((16, 256, 512, 4_099, 3), (64, 2048, 1536, 100_003, 0), (64, 768, 2048, 100_003, 0), (8, 256, 512, 0, 8))
+SHAPES = (
+    (16, 256, 512, 4_099, 3),
+    (64, 2048, 1536, 100_003, 0),
+    (64, 768, 2048, 100_003, 0),
+    (8, 256, 512, 0, 8),
+    (8, 256, 4, 4_099, 0),
+    (8, 4, 256, 4_099, 0),
+)
 """Experts, numbers of a row before and after, rows, experts without rows."""
 
 
