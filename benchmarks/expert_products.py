@@ -3,9 +3,9 @@
     python -m benchmarks.expert_products [--out FILE]
 
 On one H100 or H200. Layers: 16 experts, 256 to 512, three without tokens; 64 experts of Qwen3-30B-A3B on one of two ranks, both matrices, with
-100,003 tokens of unequal shares; 8 experts without any token; and both matrices of adapters of rank 4. Errors are the largest of an expert, relative by norm: of forward products, of
-gradients of inputs and of weights, these added to float32 or as they are. `host_ms` is until the host has started a forward and a backward pass,
-`ms` until the GPU has ended it, each with lengths that were not met before.
+100,003 tokens of unequal shares; 8 experts without any token; and both matrices of adapters of rank 4. Errors are the largest of an expert, relative
+by norm: of forward products, of gradients of inputs and of weights, these added to float32 or as they are. `host_ms` is until the host has started a
+forward and a backward pass, `ms` until the GPU has ended it, each with lengths that were not met before.
 """
 
 import argparse
