@@ -60,6 +60,11 @@ def make_inputs(data: Path) -> None:
     (data / "train.parquet").touch()
 
 
+def write_manifest(directory: Path, spec: dict[str, Any]) -> Path:
+    (directory / "m.yaml").write_text(yaml.safe_dump(HEAD | {"metadata": {"name": "demo"}, "spec": spec}))
+    return directory / "m.yaml"
+
+
 def test_the_first_attempt_opens_when_every_launcher_has_reported() -> None:
     assert advance(LocalState(), seen(report("t0"), None), "run", 3) == LocalState()
     assert isinstance(FIRST, LocalState)
@@ -204,7 +209,7 @@ def test_a_file_that_is_none_of_ours_is_told_in_one_message(
 
 
 def test_values_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "m.yaml").write_text(yaml.safe_dump(HEAD | {"spec": raw_spec()}))
+    write_manifest(tmp_path, raw_spec())
     make_inputs(tmp_path)
     assert load(tmp_path / "m.yaml", [f"/data={tmp_path}"], ["train.steps=3"]).spec.train.steps == 3
     with pytest.raises(ManifestError, match=r"^spec.train.stepps = 3: there is no such field; did you mean steps\?$"):
@@ -357,7 +362,7 @@ def test_adapters_of_other_settings_are_refused_all_at_once_before_anything_star
     (tmp_path / "adapter/adapter_model.safetensors").touch()
     (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(found | {"target_modules": ["v_proj"]}))
     spec = raw_spec() | {"model": {"path": "/data/model", "lora": lora}}
-    (tmp_path / "m.yaml").write_text(yaml.safe_dump(HEAD | {"spec": spec}))
+    write_manifest(tmp_path, spec)
     with pytest.raises(ManifestError) as error:
         load(tmp_path / "m.yaml", [f"/data={tmp_path}"])
     said = str(error.value).splitlines()

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from api.specs import make_spec, raw_spec
 from rljob_api import names
@@ -17,7 +16,7 @@ from rljob_trainer.local.earlier import ANOTHER, Earlier, last_attempt, remember
 from rljob_trainer.local.progress import summary
 from rljob_trainer.local.run import run
 from trainer.checkpoint.saving import open_store, save
-from trainer.local.test_decide import make_inputs, report, seen
+from trainer.local.test_decide import make_inputs, report, seen, write_manifest
 
 FINISHED = (
     "step 4 of 4 is already in {}: nothing to train; raise spec.train.steps, or name another spec.checkpoint.path"
@@ -46,10 +45,8 @@ def lines(spec: RLJobSpec) -> list[str]:
 def test_a_finished_run_ends_at_once_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_inputs(tmp_path)
     saved(tmp_path / "run", 2, 4)
-    spec = raw_spec(train={"steps": 4})
-    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "demo"}, "spec": spec}
-    (tmp_path / "m.yaml").write_text(yaml.safe_dump(manifest))
-    assert run(tmp_path / "m.yaml", [f"/data={tmp_path}"], tmp_path / "work") == 0
+    manifest = write_manifest(tmp_path, raw_spec(train={"steps": 4}))
+    assert run(manifest, [f"/data={tmp_path}"], tmp_path / "work") == 0
     assert capsys.readouterr().out == f"demo: {FINISHED.format(tmp_path / 'run' / 'global_step_4')}\n"
     assert not (tmp_path / "work").exists()
 
@@ -143,8 +140,6 @@ def test_a_run_whose_model_is_of_another_type_is_refused_before_anything_starts(
     spec = raw_spec()
     save(open_store(tmp_path / "run", 1, trained=trained_as(make_spec())), 2)
     spec["model"]["dtype"] = "bfloat16"
-    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "demo"}, "spec": spec}
-    (tmp_path / "m.yaml").write_text(yaml.safe_dump(manifest))
-    assert run(tmp_path / "m.yaml", [f"/data={tmp_path}"], tmp_path / "work") == 1
+    assert run(write_manifest(tmp_path, spec), [f"/data={tmp_path}"], tmp_path / "work") == 1
     assert "spec.model.dtype = bfloat16: global_step_2 was trained with float32" in capsys.readouterr().err
     assert not (tmp_path / "work").exists()

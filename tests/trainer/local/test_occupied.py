@@ -9,17 +9,15 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from api.specs import raw_spec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.manifest import load
 from rljob_trainer.local.occupied import CHECKPOINTS, LOCK, WORK, occupying
 from rljob_trainer.local.run import run
-from trainer.local.test_decide import make_inputs
+from trainer.local.test_decide import make_inputs, write_manifest
 
 CUT_OFF = "writes, which has not ended; a second one would cut it off"
 HOLDS = """
@@ -39,13 +37,6 @@ def refusal(directory: Path, field: str = CHECKPOINTS) -> str:
             return ""
     except ConfigurationError as error:
         return str(error)
-
-
-def written(directory: Path, **changes: Any) -> Path:
-    spec = raw_spec(**changes)
-    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "demo"}, "spec": spec}
-    (directory / "m.yaml").write_text(yaml.safe_dump(manifest))
-    return directory / "m.yaml"
 
 
 def test_a_second_run_is_refused_with_who_has_the_directory_until_that_one_ends(tmp_path: Path) -> None:
@@ -132,7 +123,7 @@ def test_a_run_is_refused_before_it_touches_anything_of_the_other(
     tmp_path: Path, held: str, field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_inputs(tmp_path)
-    manifest, channel = written(tmp_path, trainer={"device": "cpu"}), tmp_path / held / "channel"
+    manifest, channel = write_manifest(tmp_path, raw_spec(trainer={"device": "cpu"})), tmp_path / held / "channel"
     channel.mkdir(parents=True)
     with occupying("first", field, tmp_path / held):
         assert run(manifest, [f"/data={tmp_path}"], tmp_path / "work") == 1
