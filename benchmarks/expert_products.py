@@ -9,7 +9,7 @@ forward and a backward pass, `ms` until the GPU has ended it, each with lengths 
 """
 
 import argparse
-import json
+import itertools
 import os
 import random
 import time
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import jobs
 from rljob_trainer.megatron import compat
 
 REPEATS = 4
@@ -39,13 +40,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("expert_products.jsonl"))
     out = parser.parse_args().out
     compat.install()
-    for shape in SHAPES:
-        for fused in (False, True):
-            for way in WAYS:
-                row = measured(way, fused, *shape)
-                print(json.dumps(row), flush=True)
-                with out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+    cases = itertools.product(SHAPES, (False, True), WAYS)
+    jobs.record(out, ([measured(way, fused, *shape)] for shape, fused, way in cases))
 
 
 def measured(way: str, fused: bool, experts: int, before: int, after: int, rows: int, empty: int) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def test_large_experts_are_multiplied_so_many_at_a_time_as_may_be_held(
     monkeypatch: pytest.MonkeyPatch, experts: int
 ) -> None:
     """One and five at a time leave some without any tokens."""
-    monkeypatch.setattr(grouped_products, "HELD", experts * IN * OUT * 2 + 1)
+    monkeypatch.setattr(grouped_products, "PRODUCTS", experts * IN * OUT * 2 + 1)
     totals = buffers(3.0)
     add_gradients(INPUTS, GRADIENTS, ROWS, totals, add=True)
     assert_close([total - 3 for total in totals], expected())

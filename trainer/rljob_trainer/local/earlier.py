@@ -18,7 +18,7 @@ from rljob_api import names
 from rljob_api.protocol import Progress
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import RewardSpec
-from rljob_trainer.checkpoint.lineage import inherited, named, require_alike, trained_as
+from rljob_trainer.checkpoint.lineage import Start, inherited, named, require_alike, trained_as
 from rljob_trainer.local.progress import WAITS, Wait
 from rljob_trainer.textfile import read_text, replace
 
@@ -41,14 +41,12 @@ class Earlier:
         and for one of a model that was trained in another way."""
         if spec.task == "service":  # its clients decide what is trained, and from where
             return None
-        root, start = Path(spec.checkpoint.path), spec.checkpoint.resume_from
-        held = [named(Path(start))] if start else inherited(root) if root.is_dir() else []
-        if not held:
+        start = _start(spec)
+        if start is None:
             return None
-        last = held[-1]
         if spec.checkpoint.resume != "never":
-            require_alike(last, trained_as(spec))
-        return Earlier(spec, Path(start) if start else names.step_dir(root, last.step), last.step)
+            require_alike(start.manifest, trained_as(spec))
+        return Earlier(spec, start.directory, start.manifest.step)
 
     @property
     def is_all(self) -> bool:
@@ -79,6 +77,15 @@ class Earlier:
         changed = _changed(self.spec)
         if changed:
             yield f"warning: {', '.join(changed)}: not as in the run that saved step {self.step}; {ANOTHER}"
+
+
+def _start(spec: RLJobSpec) -> Start | None:
+    """The checkpoint that the spec names, or else the newest one of its own directory."""
+    root, named_one = Path(spec.checkpoint.path), spec.checkpoint.resume_from
+    if named_one:
+        return Start(Path(named_one), named(Path(named_one)))
+    held = inherited(root) if root.is_dir() else []
+    return Start(names.step_dir(root, held[-1].step), held[-1]) if held else None
 
 
 def last_attempt(root: Path) -> int:

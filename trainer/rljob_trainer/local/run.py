@@ -72,7 +72,7 @@ def run(
 
 
 def _to_its_end(here: "Here", job: Job, work: Path | None, rank: str, driver: str, again: str) -> int:
-    """The exit code. `again`: the command that goes on."""
+    """The exit code. `again`: the command that continues the run."""
     logs, kept = (work, "") if work else (Path(tempfile.mkdtemp(prefix=f"rljob-{job.name}-")), ", kept if it fails")
     print(
         f"{job.name}: logs of its processes are in {logs}{kept}, those of its ranks in {job.spec.checkpoint.path}/logs"
@@ -93,7 +93,7 @@ def _is_over(job: Job) -> bool:
 
 
 def again(manifest: Path, mounts: Sequence[str], settings: Sequence[str]) -> list[str]:
-    """The command that goes on with a run."""
+    """The command that continues a run."""
     options = [("--mount", mount) for mount in mounts] + [("--set", setting) for setting in settings]
     return ["python", "-m", "rljob_trainer", "run", str(manifest), *chain.from_iterable(options)]
 
@@ -129,7 +129,7 @@ class Here:
         self._evaluations = Evaluations(self._metrics)
 
     def run(self, work: Path, rank: str, driver: str, again: str) -> JobEnd:
-        """Ctrl-C and SIGTERM drain; the second one stops. `again`: the command that goes on."""
+        """Ctrl-C and SIGTERM drain; the second one stops. `again`: the command that continues."""
         self._processes = Processes(work, self._job.name, self._address)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.functional import grouped_mm
 
+from rljob_api.sizing.stage import PRODUCTS
 from rljob_trainer.megatron.compat.core_layers import has_transformer_engine
 from rljob_trainer.patches import Patch
 
@@ -23,8 +24,6 @@ HOPPER = (9, 0)
 VARIABLE = "NVTE_USE_CUTLASS_GROUPED_GEMM"
 ALIGNED = 8
 """A row holds a multiple of so many numbers of two bytes, or the kernel refuses it."""
-HELD = 2**29
-"""Bytes of products before they are added to their buffer."""
 
 
 def add_gradients(
@@ -36,7 +35,7 @@ def add_gradients(
     """
     put = torch._foreach_add_ if add else torch._foreach_copy_
     ends = [0, *itertools.accumulate(rows)]
-    count = max(1, HELD // (inputs.shape[1] * gradients.shape[1] * inputs.element_size()))
+    count = max(1, PRODUCTS // (inputs.shape[1] * gradients.shape[1] * inputs.element_size()))
     for first in range(0, len(rows), count):
         last = min(first + count, len(rows))
         own, buffers = slice(ends[first], ends[last]), list(totals[first:last])
