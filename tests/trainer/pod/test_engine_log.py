@@ -87,3 +87,22 @@ def test_a_server_that_fails_by_itself_is_the_cause() -> None:
     log = "INFO starting\n" + traceback("ValueError: max-model-len (8192) is greater than 2048\nUse a smaller one")
     error = server_error(log)
     assert error and error.message == "max-model-len (8192) is greater than 2048"
+
+
+def test_what_is_indented_behind_an_error_is_the_rest_of_its_message() -> None:
+    """As vLLM's command wrote it on 2026-11-30: the first line of pydantic's errors says no rule."""
+    counted = "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig"
+    rule = "Assertion failed, Chunked prefill is required for mamba cache mode 'align'. [type=assertion_error]"
+    for process in (SERVER, ""):
+        said_so = traceback(f"{counted}\n  {rule}\n    For further information visit its page")
+        log = said(process, said_so, "") if process else said_so
+        error = server_error(log + "  indented, but behind another line\n".join(["INFO stopping\n", ""]))
+        assert (
+            error
+            and error.message == f"1 validation error for VllmConfig; {rule}; For further information visit its page"
+        )
+
+
+def test_a_message_of_many_lines_is_cut() -> None:
+    error = server_error(traceback("ValueError: no layer\n" + "\n".join(f"  {n}" for n in range(100))))
+    assert error and error.message == "no layer; 0; 1; 2; 3"

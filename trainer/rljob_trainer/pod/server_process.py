@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rljob_api import names
@@ -57,7 +57,7 @@ class LoggedError:
     exception: str
     """Name of the class, without its module."""
     message: str
-    """Its first line."""
+    """Its first line, and the indented ones behind it: pydantic's first line only counts mistakes."""
     line: int
     """Number of the line in the log."""
     fatal: bool
@@ -97,11 +97,16 @@ class _Process:
     """The previous line belongs to a traceback."""
     fatal: bool = False
     chained: bool = False
+    unfinished: int = 0
+    """So many lines may belong to the message of the last error."""
 
     def read(self, number: int, text: str) -> None:
         if text.startswith("Traceback (most recent call last)"):
             self.traced = True
+        elif not self.traced and self.unfinished and text[:1].isspace():
+            self._said_more(text.strip())
         elif not self.traced:
+            self.unfinished = 0
             self.fatal |= bool(FATAL.search(text))
             self.chained |= bool(CHAIN.match(text))
         elif text and not text[0].isspace():
@@ -110,13 +115,18 @@ class _Process:
             if match:
                 self._raised(number, match)
 
+    def _said_more(self, text: str) -> None:
+        last = self.errors[-1]
+        self.errors[-1] = replace(last, message="; ".join(filter(None, (last.message, text))))
+        self.unfinished -= 1
+
     def _raised(self, number: int, match: re.Match[str]) -> None:
         fatal = self.fatal
         if self.chained and self.errors:
             fatal |= self.errors.pop().fatal
         name = match["name"].rpartition(".")[2]
         self.errors.append(LoggedError(name, match["message"] or "", number, fatal))
-        self.fatal = self.chained = False
+        self.fatal, self.chained, self.unfinished = False, False, LINES_AFTER
 
 
 def _read(log: str) -> list[_Process]:
