@@ -1,12 +1,13 @@
 """What servers on a GPU draw while they guess tokens (`rollout.speculation`), which the rules refuse until this has shown it, and how fast.
 
-    python -m benchmarks.guesses [ngram eagle3 mtp rates] [--device gpu|cpu] [--out FILE]
+    python -m benchmarks.guesses [ngram eagle3 mtp rates mtp-rates] [--device gpu|cpu] [--out FILE]
 
 For each method a server with the small model of tests/trainer/server/test_speculation.py, whose next token depends on the last one alone. Prints
 one JSON line each: the statistic of Kolmogorov-Smirnov of 9,000 tokens drawn at temperature 0.8, against the model's distribution by transformers
 in float32 (`drawn`; by topP 0.7 next to greedy requests, `nucleus`), which is to be below `bound`; the same against temperature 1, which is to be
 far above it (`other`); the largest difference of a log-probability; and tokens of a pass. `rates`: tokens/s of 1, 8 and 64 requests of such a model
-of 28 layers, as wide as Qwen2.5-1.5B, with n-grams and without guesses.
+of 28 layers, as wide as Qwen2.5-1.5B, with n-grams and without guesses. `mtp-rates`: of a model with experts of this depth and width, whose own layer
+knows its next token, with one and three guesses and without.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from trainer.server import test_speculation
 
 Drawn = list[tuple[tuple[int, ...], Generation]]
 METHODS = ("ngram", "eagle3", "mtp")
-RATES = "rates"
+RATES, MULTI_TOKEN_RATES = "rates", "mtp-rates"
 MULTI_TOKEN = "glm4_moe"
 """The kind of model whose own layer guesses."""
 TOKENS = 3
@@ -45,6 +46,8 @@ WIDE = {
     "num_attention_heads": 12,
     "head_dim": 128,
 }
+WIDE_EXPERTS = WIDE | {"moe_intermediate_size": 2240}
+"""Two of four, and the shared one, meet a token: three quarters of the feed-forward matrix."""
 RESPONSE = 256
 
 
@@ -63,8 +66,8 @@ def main() -> None:
 
 def rows(options: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any]]:
     for method in options.methods:
-        if method == RATES:
-            yield from rates(directory, options.device)
+        if method in (RATES, MULTI_TOKEN_RATES):
+            yield from (rates if method == RATES else multi_token_rates)(directory, options.device)
             continue
         try:
             yield {"method": method} | distribution(method, directory / method, options.device)
@@ -74,8 +77,18 @@ def rows(options: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any
 
 def rates(directory: Path, device: str) -> Iterator[dict[str, Any]]:
     wide = test_speculation.repeating(directory / "wide", 1, **WIDE)
-    for given in (None, {"method": "ngram", "tokens": TOKENS}):
-        with serving(wide, device, given):
+    yield from rates_of(wide, device, [{"method": "ngram", "tokens": TOKENS}])
+
+
+def multi_token_rates(directory: Path, device: str) -> Iterator[dict[str, Any]]:
+    wide = test_speculation.guessing_well(directory / "wide-experts", 1, MULTI_TOKEN, **WIDE_EXPERTS)
+    yield from rates_of(wide, device, [{"method": "mtp", "tokens": tokens} for tokens in (1, TOKENS)])
+
+
+def rates_of(model: Path, device: str, ways: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Without guesses first, then by each of `ways`."""
+    for given in (None, *ways):
+        with serving(model, device, given):
             for count in (1, 8, 64):
                 yield {"guessing": given, "requests": count} | asyncio.run(rate(count))
 

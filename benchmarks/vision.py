@@ -1,10 +1,10 @@
 """Models that read images on a GPU, with real vLLM: GRPO steps of the product's own command, colocated, with random weights and drawn pictures.
 
-    python -m benchmarks.vision [--kinds qwen2_5_vl qwen3_vl qwen2.5-vl-3b] [--steps 3] [--device gpu] [--out FILE]
+    python -m benchmarks.vision [--kinds qwen2_5_vl qwen3_vl qwen3_5 ...] [--steps 3] [--device gpu] [--out FILE]
 
-The vision tower is frozen (`--train-vision`: trained). Prints for each the split of the steps and the difference between the log-probabilities of
-trainer and vLLM, mean and largest. `seen` is how much those of random tokens differ, by transformers, when a prompt has another picture: what a
-server that got the wrong picture would differ by.
+The vision tower is frozen (`--train-vision`: trained). Kinds may be those whose generation is not proven yet. Prints for each the split of the
+steps and the difference between the log-probabilities of trainer and vLLM, mean and largest. `seen` is how much those of random tokens differ, by
+transformers, when a prompt has another picture: what a server that got the wrong picture would differ by.
 """
 
 import argparse
@@ -18,10 +18,13 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from benchmarks import jobs, scratch, step
+from benchmarks import jobs, scratch, step, unproven
 from trainer.data.vision import PROCESSORS, TEMPLATE
+from trainer.megatron.kinds import KINDS as FAMILY_KINDS
+from trainer.megatron.kinds import config_class
+from trainer.megatron.models import turn_experts
 
-LIMIT_SECONDS = 280
+LIMIT_SECONDS = 400
 SPECIAL = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
 WORDS = ["<pad>", "<|im_end|>", "<|im_start|>", *SPECIAL, "user", "assistant", "what", "is", "this", "?"]
 QUESTION = [{"role": "user", "content": "<image> what is this ?"}]
@@ -84,15 +87,49 @@ TOWER_3B = SMALL_TOWER | {
     "num_heads": 16,
     "fullatt_block_indexes": [7, 15, 23, 31],
 }
+NET = {
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+HYBRID = (
+    SMALL_TEXT
+    | NET
+    | {
+        "head_dim": 256,
+        "rope_parameters": INTERLEAVED | {"mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25},
+    }
+)
+"""Three gated delta nets, and attention with heads as wide as in published models."""
+EXPERTS = {
+    "num_experts": 8,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+}
+PLAIN_TOWER = {k: v for k, v in DEEPSTACK.items() if k != "deepstack_visual_indexes"}
 KINDS = {
     "qwen2_5_vl": Kind("qwen2_5_vl", SMALL_TEXT, SMALL_TOWER, 224, 16, 4, 64),
     "qwen3_vl": Kind(
         "qwen3_vl", SMALL_TEXT | {"head_dim": 64, "rope_parameters": INTERLEAVED}, DEEPSTACK, 256, 16, 4, 64
     ),
+    "qwen3_vl_moe": Kind(
+        "qwen3_vl_moe",
+        SMALL_TEXT | EXPERTS | {"head_dim": 64, "rope_parameters": INTERLEAVED},
+        DEEPSTACK,
+        256,
+        16,
+        4,
+        64,
+    ),
+    "qwen3_5": Kind("qwen3_5", HYBRID, PLAIN_TOWER, 256, 16, 4, 64),
+    "qwen3_5_moe": Kind(
+        "qwen3_5_moe", HYBRID | EXPERTS | {"shared_expert_intermediate_size": 256}, PLAIN_TOWER, 256, 16, 4, 64
+    ),
     "qwen2.5-vl-3b": Kind("qwen2_5_vl", QWEN_3B, TOWER_3B, 448, 64, 8, 256),
 }
 """The last: the shape of Qwen2.5-VL-3B; a picture takes 256 tokens."""
-CONFIGS = {"qwen2_5_vl": "Qwen2_5_VLConfig", "qwen3_vl": "Qwen3VLConfig"}
 
 
 def main() -> int:
@@ -115,7 +152,8 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     seen = write_model(root / "model", kind)
     write_data(root, kind)
     (root / "reward.py").write_text(step.REWARD)
-    ended = jobs.run(root, "bench-vision", job(root, kind, options), options.steps, LIMIT_SECONDS)
+    given = job(root, kind, options)
+    ended = jobs.run(root, "bench-vision", given, options.steps, LIMIT_SECONDS, unproven.PRODUCT)
     return jobs.rows_of_steps({"kind": name, "seen": seen}, ended, options.steps, ("response_length/mean",))
 
 
@@ -129,7 +167,7 @@ def write_model(directory: Path, kind: Kind) -> float:
     )}  # fmt: skip
     end = {"bos_token_id": None, "eos_token_id": WORDS.index("<|im_end|>"), "pad_token_id": 0}
     tower = kind.tower | {"out_hidden_size": kind.text["hidden_size"]}
-    config = getattr(transformers, CONFIGS[kind.family])(
+    config = config_class(FAMILY_KINDS[kind.family][0])(
         text_config=kind.text | end, vision_config=tower, tie_word_embeddings=False, **ids
     )
     torch.manual_seed(0)
@@ -140,6 +178,8 @@ def write_model(directory: Path, kind: Kind) -> float:
         for parameter in model.model.visual.parameters():
             parameter.mul_(2.0)
     model.save_pretrained(directory)
+    if kind.family == "qwen3_vl_moe":
+        turn_experts(directory)
     return difference_of_pictures(model, write_processor(directory, kind), kind)
 
 
@@ -223,7 +263,7 @@ def job(root: Path, kind: Kind, options: argparse.Namespace) -> dict[str, Any]:
         "rollout": {
             "placement": "colocated",
             "sampling": {"maxTokens": kind.max_tokens},
-            "vllmArgs": jobs.shared_gpu(0.2, 15) if gpu else {},
+            "vllmArgs": (jobs.shared_gpu(0.2, 15) if gpu else {}) | {"gdn-prefill-backend": "triton"},
         },
         "checkpoint": {"path": str(root / "run"), "everySteps": 0, "exportHuggingFace": False},
     }

@@ -81,7 +81,7 @@ FAMILIES = {
             states=True,
             language="qwen3_5_text",
             vision=True,
-            servers=(),
+            servers=("gpu",),
             values=SILU,
             tools="qwen3_coder",
         ),

@@ -18,6 +18,9 @@ TEMPLATE = """
 PROCESSORS = {
     "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
     "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+    "qwen3_vl_moe": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+    "qwen3_5": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+    "qwen3_5_moe": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
 }
 SPECIAL = {"<|image_pad|>": PAD, "<|video_pad|>": VIDEO, "<|vision_start|>": FIRST, "<|vision_end|>": LAST}
 

@@ -166,10 +166,12 @@ def acceptance(found: list[tuple[tuple[int, ...], Generation]]) -> float:
     return 1 + sum(g.guesses[1] for _, g in found) / sum(g.guesses[0] for _, g in found)
 
 
-def guessing_well(path: Path, seed: int, kind: str) -> Path:
+def guessing_well(path: Path, seed: int, kind: str, **shape: int) -> Path:
     """A model whose next token depends on the last one alone, with a layer for multi-token prediction that knows how."""
     torch.manual_seed(seed)
-    config = make_config(kind, models.VOCABULARY, hidden_size=WIDTH, max_position_embeddings=512)
+    shape = {"hidden_size": WIDTH, "max_position_embeddings": 512} | shape
+    config = make_config(kind, models.VOCABULARY, **shape)
+    width = config.hidden_size
     model = random_model(config, seed)
     _let_the_last_token_decide(model)
     model.save_pretrained(path)
@@ -180,10 +182,10 @@ def guessing_well(path: Path, seed: int, kind: str) -> Path:
     for name, tensor in tensors.items():
         if name.startswith(layer) and name.endswith(("o_proj.weight", "down_proj", "down_proj.weight")):
             tensor.mul_(0.01)
-    tensors[f"{layer}eh_proj.weight"] = torch.cat((torch.eye(WIDTH), torch.zeros(WIDTH, WIDTH)), 1)
+    tensors[f"{layer}eh_proj.weight"] = torch.cat((torch.eye(width), torch.zeros(width, width)), 1)
     for norm in ("enorm", "shared_head.norm"):
         tensors[f"{layer}{norm}.weight"] = (
-            tensors["model.norm.weight"].clone() if norm != "enorm" else torch.ones(WIDTH)
+            tensors["model.norm.weight"].clone() if norm != "enorm" else torch.ones(width)
         )
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     return path
