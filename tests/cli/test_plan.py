@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from api.model_configs import VISION
 from cli.makers import make_spec, make_supervised
 from kubectl_rljob.__main__ import main
 from rljob_api import names
@@ -195,6 +196,17 @@ def test_the_matrices_that_get_adapters_are_named(
     assert main(["plan", "-f", write(tmp_path, spec), "--offline", *known]) == (not said)
     lines = [line for line in capsys.readouterr().out.splitlines() if "adapters of rank" in line]
     assert lines == ([f"         adapters of rank 8 next to {said}"] if said else [])
+
+
+def test_a_model_with_a_section_of_its_own_for_language_is_spelled_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(VISION))
+    main(["plan", "-f", write(tmp_path, make_spec()), "--offline", "--model", str(tmp_path)])
+    text = VISION["text_config"]
+    sizes = f"{text['num_hidden_layers']} layers, {text['num_attention_heads']} heads, {text['num_key_value_heads']} key-value heads"
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Model:"))
+    assert line.startswith(f"Model:   {VISION['model_type']}: {sizes}") and line.endswith(", a vision tower")
 
 
 def test_the_sizes_on_the_page_multiply_to_the_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,9 @@ def vision_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
 
 def _unseen(spec: RLJobSpec, family: Family) -> Iterator[Violation]:
     rule = f"models of the type {family.model_type} read no images"
-    able = [f.model_type for f in FAMILIES.values() if f.vision and (spec.supervised or spec.trainer.device in f.servers)]
+    able = [
+        f.model_type for f in FAMILIES.values() if f.vision and (spec.supervised or spec.trainer.device in f.servers)
+    ]
     fix = f"remove it, or use one of {', '.join(able)}"
     if spec.data.image_key:
         yield Violation("spec.data.imageKey", spec.data.image_key, rule, fix)
