@@ -7,7 +7,9 @@ import pytest
 from api.model_configs import DENSE, EXPERTS, HYBRID, NEXT, SHARED, SPARSE, M, P, T, check
 from api.specs import make_spec
 from rljob_api.families import FAMILIES
+from rljob_api.rules.foreign_keys import KEYS
 from rljob_api.rules.model import model_violations
+from rljob_api.rules.served_model import WINDOWS_ONLY_IF_USED
 
 
 @pytest.mark.parametrize("kind", ["glm_moe_dsa", "deepseek_v32"])
@@ -147,3 +149,54 @@ def test_experts_come_from_the_prefix_cache_which_must_be_on() -> None:
     uncached = make_spec(algorithm=algorithm, rollout={"vllmArgs": {"enable-prefix-caching": False}})
     (found,) = (v for v in model_violations(uncached, EXPERTS) if v.field.endswith("routerReplay"))
     assert found.rule.endswith("vllmArgs.enable-prefix-caching is false")
+
+
+OWN_KEYS = [
+    ({"sliding_window": 4096}, "sliding_window", "4096"),
+    ({"head_dtype": "bfloat16"}, "head_dtype", '"bfloat16"'),
+    ({"compression_config": {"quant_method": "fp8"}}, "compression_config", '{"quant_method": "fp8"}'),
+    ({"rope_parameters": {"rope_type": "default", "rope_dim": 8}}, "rope_parameters.rope_dim", "8"),
+    ({"rope_scaling": {"type": "default", "use_fope": True}}, "rope_scaling.use_fope", "true"),
+    ({"rope_parameters": {"mrope_section": [8, 4, 4]}}, "rope_parameters.mrope_section", "[8, 4, 4]"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor", "0.5"),
+    ({"rope_parameters": {"sliding_attention": {"rope_dim": 8}}}, "rope_parameters.sliding_attention.rope_dim", "8"),
+]
+
+
+@pytest.mark.parametrize(("config", "key", "value"), OWN_KEYS)
+def test_a_key_that_vllm_alone_follows_is_refused_where_there_are_rollouts(
+    config: dict[str, Any], key: str, value: str
+) -> None:
+    given, replayed = DENSE | config, {"steps": 1, "batches": {"replay": "/b"}}
+    (found,) = model_violations(make_spec(), given)
+    assert found.field == M
+    assert found.rule == (
+        f"its config.json has {key} = {value}, which vLLM follows, and trainer and transformers do not"
+    )
+    assert found.fix == "remove it there, or set spec.task to sft, dpo or pretrain"
+    assert not list(model_violations(make_spec(train=replayed), given)), "nothing is generated"
+
+
+def test_a_key_that_vllm_alone_reads_is_taken_where_it_says_nothing() -> None:
+    rope = {"rope_type": "default", "use_fope": False, "rope_dim": None, "partial_rotary_factor": 1.0}
+    for name in ("model", "float32", None):
+        assert (
+            check(
+                DENSE | {"sliding_window": 0, "head_dtype": name, "compression_config": None, "rope_parameters": rope}
+            )
+            == []
+        )
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_family_that_has_windows_sections_or_heads_that_rotate_in_part_may_say_so(kind: str) -> None:
+    """What a family may say of them is a matter of its other rules."""
+    rope = {"rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [8, 4, 4]}
+    config = {"model_type": kind, "rope_parameters": rope, "sliding_window": 8}
+    rules = "".join(v.rule for v in model_violations(make_spec(), config))
+    windows = FAMILIES[kind].windows or kind in WINDOWS_ONLY_IF_USED
+    assert ("sliding_window = 8, which" in rules) is not windows
+    parts = kind in KEYS["partial_rotary_factor"].families
+    assert ("partial_rotary_factor = 0.5, which" in rules) is not parts
+    sections = FAMILIES[kind].vision or kind in ("qwen3_5_text", "qwen3_5_moe_text")
+    assert ("mrope_section = [8, 4, 4], which" in rules) is not sections

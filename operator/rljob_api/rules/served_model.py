@@ -1,11 +1,13 @@
 """A model's config.json against the servers that generate with it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rljob_api.config_json import ROPES
 from rljob_api.families import FAMILIES, family_of, has_latent_attention, rope_of
 from rljob_api.rules.engine import Violation
+from rljob_api.rules.foreign_keys import KEYS
 from rljob_api.rules.widths import feed_forward, heads_of, undivided
 from rljob_api.sizing.replica import longest_context
 from rljob_api.sizing.shape import experts_of
@@ -14,6 +16,22 @@ from rljob_api.type_errors import as_written
 
 CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """Those of DeepSeek and Kimi."""
+OWN: dict[str, tuple[Any, ...]] = {"compression_config": (), "head_dtype": ("model",), "sliding_window": (0,)}
+"""Keys of config.json that vLLM 0.32 follows in families in which trainer and transformers do not, and values with which it computes as without them:
+weights that it quantizes as they arrive, the type of numbers of the output layer (model_executor/layers/logits_processor.py), and a window for each
+layer that has no other (config/model.py, `get_sliding_window`)."""
+WINDOWS_ONLY_IF_USED = ("qwen2", "qwen2_5_vl", "qwen3", "qwen3_moe")
+"""Families in which transformers' configuration, which vLLM takes, drops `sliding_window` without `use_sliding_window`. Qwen2.5's files have one."""
+OWN_OF_ROPE: dict[str, tuple[Any, ...]] = {
+    "mrope_section": (),
+    "partial_rotary_factor": (1,),
+    "rope_dim": (0,),
+    "use_fope": (False,),
+}
+"""The same of rotary embeddings (model_executor/layers/rotary_embedding, `get_rope`), in families that have no such part: those that read images have
+sections, and some rotate a part of a head."""
+LANGUAGES = {family.language for family in FAMILIES.values()}
+"""Families of language models that have been saved without their vision tower, and say of their positions what they said with it."""
 LANGUAGE = "save its language model as a directory of its own, with transformers' AutoModelForCausalLM"
 ELSE = "set spec.task to sft, dpo or pretrain"
 
@@ -34,6 +52,7 @@ def server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
         yield Violation("spec.model.path", spec.model.path, rule, fix)
     elif family and family.states:
         yield from _state_violations(spec)
+    yield from _own_key_violations(spec, config)
     if spec.trainer.device == "cpu" and has_latent_attention(config):
         yield from _latent_violations(spec, config)
     heads, groups = heads_of(config)
@@ -63,6 +82,40 @@ def _state_violations(spec: RLJobSpec) -> Iterator[Violation]:
     if value != wanted:
         rule = "the log-probabilities of gated delta nets were compared with vLLM's kernels for Triton only"
         yield Violation(f"spec.rollout.vllmArgs.{key}", as_written(value) if value else "unset", rule, f"set {wanted}")
+
+
+def _own_key_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """Keys with which servers would compute another model than trainer and transformers, which do not read them."""
+    of_rope, usual = _without(OWN_OF_ROPE, config), _without(OWN, config)
+    usual["head_dtype"] = (*OWN["head_dtype"], spec.model.dtype)
+    found = [*_other_values("", config, usual)]
+    for key in ROPES:
+        rope = config.get(key) or {}
+        sections = {"": rope, **{f".{name}": part for name, part in rope.items() if isinstance(part, dict)}}
+        found += [one for name, part in sections.items() for one in _other_values(f"{key}{name}.", part, of_rope)]
+    for key, value in found:
+        rule = (
+            f"its config.json has {key} = {as_written(value)}, which vLLM follows, and trainer and transformers do not"
+        )
+        yield Violation("spec.model.path", spec.model.path, rule, f"remove it there, or {ELSE}")
+
+
+def _without(keys: Mapping[str, tuple[Any, ...]], config: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Those of keys whose part the family of a config.json does not have."""
+    family = family_of(config)
+    having = {
+        "mrope_section": family and (family.vision or family.model_type in LANGUAGES),
+        "partial_rotary_factor": family and family.model_type in KEYS["partial_rotary_factor"].families,
+        "sliding_window": family and (family.windows or family.model_type in WINDOWS_ONLY_IF_USED),
+    }
+    return {key: values for key, values in keys.items() if not having.get(key)}
+
+
+def _other_values(
+    prefix: str, section: Mapping[str, Any], usual: Mapping[str, tuple[Any, ...]]
+) -> Iterator[tuple[str, Any]]:
+    given = {key: section[key] for key in usual if section.get(key) is not None}
+    yield from ((f"{prefix}{key}", value) for key, value in given.items() if value not in usual[key])
 
 
 def _latent_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
