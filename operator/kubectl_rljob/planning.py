@@ -173,7 +173,7 @@ class Plan:
         if wanted_servers(spec):
             weights = spec.rollout.servers_per_gpu * rollout_memory(spec, shape).weights
             estimates.append(Estimate("rollout", {"weights": weights}))
-        pools = [pool for pool in spec.pools if pool.name in self.others]
+        pools = [pool for pool in spec.asked_pools if pool.name in self.others]
         return estimates + [
             Estimate(pool.name, {"weights": pool_weights(pool, self.others[pool.name])}) for pool in pools
         ]
@@ -190,7 +190,7 @@ class Plan:
         """By pool whose model is known, the bytes that a GPU of its server has for keys and values, where a GPU was named."""
         if self._counted() is None or self.spec is None or not self.device:
             return {}
-        pools = [pool for pool in self.spec.pools if pool.name in self.others]
+        pools = [pool for pool in self.spec.asked_pools if pool.name in self.others]
         return {pool.name: pool_cache(pool, self.others[pool.name], self.device.bytes) for pool in pools}
 
     def phases(self) -> list[PhaseMemory]:
@@ -299,7 +299,7 @@ class Plan:
         """Arguments of servers whose memory is not in the estimates, and what of it."""
         if self.spec is None or not self.memory():
             return {}
-        pools = {pool.name for pool in self.spec.pools if pool.name in self.others}
+        pools = {pool.name for pool in self.spec.asked_pools if pool.name in self.others}
         roles = [names.ROLE_ROLLOUT, *pools] if self._served() else [*pools]
         return {
             f"{self.spec.field_of(role)}.vllmArgs.{key}": what

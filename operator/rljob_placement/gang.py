@@ -134,7 +134,7 @@ class Gang:
             links=tuple(links(spec, shape, rollout_pods(spec))),
             levels=tuple(spec.scheduling.topology_levels),
             stages=spec.trainer.parallelism.pipeline,
-            pools=tuple(Pool(pool.name, pool.replicas, demand(pool.name), pool.nodes) for pool in spec.pools),
+            pools=tuple(Pool(pool.name, pool.replicas, demand(pool.name), pool.nodes) for pool in spec.asked_pools),
             gangs={role: Gang.of_role(spec, shape, role, demand) for role in spec.gangs},
             spares=spec.scheduling.spare_nodes,
             nodes=spec.rollout.nodes,

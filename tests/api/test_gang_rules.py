@@ -8,6 +8,8 @@ from api.specs import make_spec, raw_spec
 from rljob_api import names
 from rljob_api.rules import validate
 from rljob_api.sizing.layout import Layout, required_pods, spec_of_gang
+from rljob_api.spec import RLJobSpec
+from rljob_placement.gang import Gang
 
 KL = {"kl": {"coefficient": 0.01}}
 
@@ -46,6 +48,42 @@ def test_a_reference_that_is_not_held_has_no_gang() -> None:
     spec = make_spec(reference={"processesPerNode": 1})
     assert spec.gangs == {} and spec.pod_counts == {"trainer": 1, "rollout": 1}
     assert broken(raw_spec(reference={"processesPerNode": 1})) == ["spec.reference"]
+
+
+JUDGES = [{"vllm": {"pool": pool}} for pool in ("judge", "both")]
+
+
+def all_models(teacher: str, only: bool) -> RLJobSpec:
+    """A job with gangs of all kinds, and pools that a reward asks, or the teacher is in, or both."""
+    return make_spec(
+        critic={"processesPerNode": 1},
+        reference={"processesPerNode": 1, "nodes": 2},
+        pools=[{"name": name, "model": f"/data/{name}"} for name in sorted({"judge", "both", teacher})],
+        rewards=[*JUDGES, {"model": {"path": "/data/reward", "processesPerNode": 1}}],
+        algorithm={"advantage": "gae", "kl": {"coefficient": 0.1}, "distillation": {"pool": teacher}},
+        data={"validation": ["/data/heldout.parquet"]},
+        evaluation={"only": only},
+    )
+
+
+@pytest.mark.parametrize(
+    ("teacher", "idle"),
+    [("teacher", ["critic", "reference", "reward2", "teacher"]), ("both", ["critic", "reference", "reward2"])],
+)
+def test_an_evaluation_starts_what_answers_and_scores_alone(teacher: str, idle: list[str]) -> None:
+    trains, evaluates = (all_models(teacher, only) for only in (False, True))
+    assert trains.idle == [] and evaluates.idle == idle
+    assert evaluates.pod_counts == {role: n for role, n in trains.pod_counts.items() if role not in idle}
+    assert evaluates.pods.keys() == trains.pods.keys() - idle
+    assert required_pods(evaluates).keys() == required_pods(trains).keys() - idle
+    gang = Gang.of(evaluates)
+    assert {*gang.gangs, *(pool.name for pool in gang.pools)} == {"judge", "both"}
+
+
+def test_a_reference_that_measures_held_out_pairs_is_started() -> None:
+    held_out = {"validation": ["/data/heldout.jsonl"]}
+    spec = make_spec(task="dpo", reference={"processesPerNode": 1}, data=held_out, evaluation={"only": True})
+    assert spec.gangs.keys() == {"reference"} and spec.idle == []
 
 
 def test_the_role_of_a_reward_model_is_its_place_in_the_list() -> None:

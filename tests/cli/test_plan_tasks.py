@@ -114,6 +114,17 @@ def test_a_job_that_only_answers_held_out_prompts_has_no_batch(capsys: pytest.Ca
     assert "\nBatch:   nothing is trained, with spec.evaluation.only\nTokens:  at most 1,536 per sample\nModel:" in page
 
 
+def test_an_evaluation_counts_no_gpus_of_gangs_that_it_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+    gang = ("--set", "algorithm.kl.coefficient=0.01", "--set", "reference.processesPerNode=8")
+    assert plan("--set", "evaluation.only=true", *gang, "--gpu", "h100") == 0
+    page = capsys.readouterr().out
+    batch, counted = "with spec.evaluation.only\n         not started: reference\n", "\nreference  "
+    assert batch in page and counted not in page
+    assert plan(*gang, "--gpu", "h100") == 0
+    page = capsys.readouterr().out
+    assert batch not in page and counted in page
+
+
 def test_what_training_would_generate_does_not_count_in_an_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
     longer = ("--set", "rollout.sampling.maxTokens=4096", "--set", "train.tokensPerMicroBatch=8192")
     assert plan("--set", "evaluation.only=true", *longer) == 0

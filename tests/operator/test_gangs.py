@@ -158,6 +158,12 @@ async def test_a_gang_that_the_spec_changes_is_made_anew_with_the_next_attempt()
     assert pods(world, "reference") == {} and world.status.gangs.keys() == GANGS - {"reference"}
 
 
+async def test_an_evaluation_has_no_pods_of_gangs_that_only_training_asks() -> None:
+    world = await running(0, evaluation={"only": True}, data={"validation": ["/data/heldout.parquet"]})
+    assert pods(world, *GANGS) == {} and not world.status.gangs
+    assert pods(world, "trainer") and world.control and world.control.gangs.keys() == {"trainer"}
+
+
 def test_the_pods_of_a_gang_run_launchers_with_their_own_devices_and_the_job_s_token() -> None:
     gang = {"processesPerNode": 4, "parallelism": {"tensor": 4}, "shmSize": "8Gi", "template": {"image": "own:1"}}
     spec = make_job(task="dpo", trainer={"device": "gpu"}, reference=gang).spec

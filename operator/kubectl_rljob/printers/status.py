@@ -145,7 +145,7 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
 
     gangs = (dict.fromkeys(job.spec.gangs, RoleStatus()) if job.spec else {}) | s.gangs
     layouts = {role: str(Layout.of(job.spec, role)) for role in gangs if job.spec and role in job.spec.gangs}
-    models = {pool.name: pool.model for pool in job.spec.pools} if job.spec else {}
+    models = {pool.name: pool.model for pool in job.spec.asked_pools} if job.spec else {}
     pools = dict.fromkeys(models, RoleStatus()) | s.pools
     rows = [
         (names.ROLE_TRAINER, s.trainer, (p.phase or "-") if running else "-", about or "-"),

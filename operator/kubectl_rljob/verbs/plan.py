@@ -216,7 +216,7 @@ def _other(given: str) -> tuple[str, Shape]:
 def _require_roles(others: Iterable[str], plans: Sequence[Plan]) -> None:
     """Every role that was named is one of some job."""
     specs = [p.spec for p in plans if p.spec]
-    roles = {role for spec in specs for role in (*spec.gangs, *(pool.name for pool in spec.pools))}
+    roles = {role for spec in specs for role in (*spec.gangs, *(pool.name for pool in spec.pools), *spec.idle)}
     unknown = next((role for role in others if role not in roles), None)
     if specs and unknown:
         known = f"only {', '.join(sorted(roles))}" if roles else "and none at all"

@@ -22,7 +22,7 @@ from rljob_api.spec.common import (
     Template,
     VolumeList,
 )
-from rljob_api.spec.model import DataSpec, LoraSpec, ModelSpec, RewardSpec
+from rljob_api.spec.model import MODEL_FILES, DataSpec, LoraSpec, ModelSpec, RewardSpec
 from rljob_api.spec.processes import GangSpec, Recompute, Servers, Workers
 from rljob_api.spec.roles import (
     CriticSpec,
@@ -34,26 +34,13 @@ from rljob_api.spec.roles import (
 )
 from rljob_api.spec.run import CheckpointSpec, LifecycleSpec, SchedulingSpec
 from rljob_api.spec.service import ALPHA, ServiceSpec
-from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
+from rljob_api.spec.train import EvaluationSet, EvaluationSpec, TrainSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain", "service"]
 PodSection = TrainerSpec | RolloutSpec | PoolSpec | Workers | EnvironmentPool | ServiceSpec | GangSpec
 """Sections of the spec that describe the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
-
-MODEL_FILES = [
-    "*.safetensors",
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    "*.model",
-    "*.tiktoken",
-    "*.py",
-    "!original/*",
-    "!consolidated*",
-]
-"""Files of a model directory that are read. Repositories of models also hold the weights in other formats."""
 
 
 class RLJobSpec(Model):
@@ -209,21 +196,21 @@ class RLJobSpec(Model):
     @property
     def evaluation_sets(self) -> list[EvaluationSet]:
         """Held-out sets of `task: rl`: first that of data.validation, if there is one. Their unset fields are filled in from spec.evaluation."""
-        e, files = self.evaluation, self.data.validation
-        own = [EvaluationSet(name=VALIDATION, files=files)] if files else []
-        return [
-            s.model_copy(
-                update={
-                    "samples_per_prompt": s.samples_per_prompt or e.samples_per_prompt,
-                    "sampling": s.sampling or e.sampling,
-                }
-            )
-            for s in (*own, *e.sets)
-        ]
+        return self.evaluation.all_sets(self.data.validation)
+
+    @property
+    def only_answers(self) -> bool:
+        """Whether the job answers held-out prompts and trains nothing: then nobody asks models that measure training samples."""
+        return self.evaluation.only and not self.supervised
 
     @cached_property
     def models(self) -> Mapping[str, GangSpec]:
         """Models besides the policy that Megatron computes, by role, on the trainer's ranks or on gangs of their own."""
+        return {} if self.only_answers else self._named_models
+
+    @cached_property
+    def _named_models(self) -> Mapping[str, GangSpec]:
+        """Those of `models` in training. With `task: rl` all of them measure training samples."""
         critic: dict[str, GangSpec] = {names.ROLE_CRITIC: self.critic} if self.critic else {}
         reference = {names.ROLE_REFERENCE: self.reference} if self.has_reference else {}
         rewards = {names.reward_role(i): reward.model for i, reward in enumerate(self.rewards) if reward.model}
@@ -236,10 +223,21 @@ class RLJobSpec(Model):
 
     @cached_property
     def shared(self) -> Mapping[str, GangSpec]:
-        """Models besides the policy that the trainer's ranks compute, by role. Those of `task: rl` are read in training only."""
-        if self.evaluation.only and not self.supervised:
-            return {}
+        """Models besides the policy that the trainer's ranks compute, by role."""
         return {role: model for role, model in self.models.items() if role not in self.gangs}
+
+    @cached_property
+    def asked_pools(self) -> list[PoolSpec]:
+        """The pools that are started: not that of a teacher where nothing is trained."""
+        scoring = {reward.vllm.pool for reward in self.rewards if reward.vllm}
+        return [pool for pool in self.pools if pool.name in scoring or not self.only_answers]
+
+    @cached_property
+    def idle(self) -> list[str]:
+        """Roles of gangs and pools of the spec that are not started, since only training would ask them."""
+        gangs = [role for role, model in self._named_models.items() if model.processes_per_node]
+        started = {*self.gangs, *(pool.name for pool in self.asked_pools)}
+        return [role for role in (*gangs, *(pool.name for pool in self.pools)) if role not in started]
 
     @cached_property
     def trainer_ranks(self) -> RankSettings:
@@ -280,7 +278,8 @@ class RLJobSpec(Model):
         workers = {role: pods.replicas for role, pods in self.workers.items()}
         sandboxes = {names.sandbox_role(i): pool.replicas for i, pool in enumerate(self.environments)}
         others = workers | sandboxes | ({names.ROLE_GATEWAY: 1} if self.task == "service" else {})
-        return {**self.gang_sizes, **trainers, **rollouts, **others, **{pool.name: pool.pods for pool in self.pools}}
+        pools = {pool.name: pool.pods for pool in self.asked_pools}
+        return {**self.gang_sizes, **trainers, **rollouts, **others, **pools}
 
     @cached_property
     def workers(self) -> Mapping[str, Workers]:
@@ -304,7 +303,7 @@ class RLJobSpec(Model):
         """Settings of pods, by role: those of the trainer, of further gangs, of the rollouts, of workers, environments, a gateway, and of
         each pool by its name."""
         gangs: dict[str, PodSection] = {names.ROLE_TRAINER: self.trainer, **self.gangs}
-        pools: dict[str, PodSection] = {pool.name: pool for pool in self.pools}
+        pools: dict[str, PodSection] = {pool.name: pool for pool in self.asked_pools}
         workers: dict[str, PodSection] = {**self.workers}
         environments: dict[str, PodSection] = {names.sandbox_role(i): pool for i, pool in enumerate(self.environments)}
         gateway: dict[str, PodSection] = {names.ROLE_GATEWAY: self.service} if self.task == "service" else {}

@@ -36,6 +36,19 @@ LoraTarget = Literal[
 ]
 FUSED_TARGETS: tuple[LoraTarget, ...] = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
+MODEL_FILES = [
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.py",
+    "!original/*",
+    "!consolidated*",
+]
+"""Files of a model directory that are read. Repositories of models also hold the weights in other formats."""
+
 
 class LoraSpec(Model):
     """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): a matrix W of the model computes W x + (alpha / rank) B A x, and only A and B are

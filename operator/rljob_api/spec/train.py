@@ -171,3 +171,12 @@ class EvaluationSpec(Model):
     @property
     def takes_place(self) -> bool:
         return self.only or self.every_steps > 0
+
+    def all_sets(self, validation: list[str]) -> list[EvaluationSet]:
+        """First that of the files of data.validation, if there are any. Unset fields are filled in."""
+        own = [EvaluationSet(name=VALIDATION, files=validation)] if validation else []
+        return [self._filled(given) for given in (*own, *self.sets)]
+
+    def _filled(self, given: EvaluationSet) -> EvaluationSet:
+        count, sampling = given.samples_per_prompt or self.samples_per_prompt, given.sampling or self.sampling
+        return given.model_copy(update={"samples_per_prompt": count, "sampling": sampling})

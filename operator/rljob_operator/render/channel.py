@@ -53,7 +53,9 @@ def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
         resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step, saved=attempt.saved_step),
         failed_attempt=last.attempt if last and last.reason in reasons.COUNTED else 0,
         rollouts=[] if attempt.ended_at else _answering(s, status, spec, names.ROLE_ROLLOUT),
-        pools={} if attempt.ended_at else {pool.name: _answering(s, status, spec, pool.name) for pool in spec.pools},
+        pools={}
+        if attempt.ended_at
+        else {pool.name: _answering(s, status, spec, pool.name) for pool in spec.asked_pools},
         sandboxes={} if attempt.ended_at else _free(s, spec),
         gateway=_gateway(s, status),
         gateway_number=status.gateway_number,

@@ -15,7 +15,7 @@ from rljob_trainer.data.order import Cursor
 from rljob_trainer.driver import server
 from rljob_trainer.driver.buffer.measured import measured
 from rljob_trainer.driver.buffer.sources import Ready
-from rljob_trainer.driver.gangs import Critic, Gangs, RoleLost, critic_of
+from rljob_trainer.driver.gangs import Critic, Gangs, RoleLost
 from rljob_trainer.driver.pod_listener import HELLO_SECONDS, PodListener
 from rljob_trainer.driver.reporter import Alarms, Reporter
 from rljob_trainer.failure import classify
@@ -91,14 +91,6 @@ async def test_what_roles_say_becomes_a_part_of_the_batch():
         2: [3.0, 4.0, 5.0],
     }
     assert whole.metrics["reward/mean"] == 1.0 and whole.metrics["time/measure"] > 0
-
-
-@pytest.mark.parametrize(
-    ("roles", "only", "found"), [(["critic"], False, True), (["critic"], True, False), (["reference"], False, False)]
-)
-async def test_a_critic_that_nobody_trains_is_asked_for_nothing(roles: list[str], only: bool, found: bool):
-    async with listening(*roles) as (gangs, _, _):
-        assert bool(critic_of(make_spec(evaluation={"only": only}), gangs, lambda: None)) is found
 
 
 async def test_a_role_is_asked_for_one_thing_at_a_time_and_one_that_nobody_waits_for_is_dropped():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.spec.common import Source
-from rljob_api.spec.job import MODEL_FILES
+from rljob_api.spec.model import MODEL_FILES
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.sources import fetch as fetching
 from rljob_trainer.sources.fetch import bytes_in, fetch

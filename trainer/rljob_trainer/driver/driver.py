@@ -19,7 +19,7 @@ from rljob_trainer.driver.buffer.examples import ExampleBuffer, Examples
 from rljob_trainer.driver.buffer.measured import Measure, joined
 from rljob_trainer.driver.buffer.saved import BufferSave
 from rljob_trainer.driver.buffer.sources import BatchSource
-from rljob_trainer.driver.gangs import Critic, Gangs, critic_of
+from rljob_trainer.driver.gangs import Critic, Gangs
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.server import ANSWER_SECONDS, Changes
@@ -66,7 +66,7 @@ class Driver(DriverCalls):
         self._uploads = Uploads(control.spec.checkpoint, self._copied)
         self._uploaded = 0
         """Bytes uploaded when rank 0 asked last."""
-        self._critic = critic_of(control.spec, gangs, self._changes.tell)
+        self._critic = Critic(gangs.critic, self._changes.tell) if gangs.critic else None
         self._step, self._cursor = 0, Cursor()
         self._handed: Ready | None = None
         self._announced: Batch | None = None

@@ -14,7 +14,6 @@ from typing import Any, Protocol, cast
 
 from rljob_api import names
 from rljob_api.callbacks import nothing
-from rljob_api.spec import RLJobSpec
 from rljob_trainer.driver.buffer.measured import Measure, joined
 from rljob_trainer.driver.buffer.sources import Ready
 from rljob_trainer.driver.done import when_done
@@ -29,7 +28,7 @@ from rljob_trainer.wire.channel import Arrays, announced, part_of
 ANSWER_SECONDS = 1.0
 """A role without work is answered after this time at the latest."""
 GOODBYE_SECONDS = 60.0
-"""Longest wait for a role to end. It may still load its model when a job that only evaluates is over."""
+"""Longest wait for a role to end."""
 
 log = logging.getLogger(__name__)
 
@@ -224,11 +223,6 @@ class Buffer(Protocol):
     def first(self) -> Ready | None: ...
 
     def take(self) -> Ready | None: ...
-
-
-def critic_of(spec: RLJobSpec, gangs: Gangs, changed: Callable[[], None]) -> "Critic | None":
-    """None: it is not on ranks of its own, or nothing is trained. Then its ranks continue from no checkpoint, which need not have a critic."""
-    return Critic(gangs.critic, changed) if gangs.critic and not spec.evaluation.only else None
 
 
 class Critic:

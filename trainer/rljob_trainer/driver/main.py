@@ -127,7 +127,7 @@ async def _reinforcement(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, pods: PodListener
 ) -> AsyncIterator[tuple[Driver, RolloutPool, Gangs]]:
     """Reinforcement learning: rollouts, rewards, and perhaps an agent and a teacher."""
-    spec, pools, timeline = control.spec, Pools((pool.name for pool in control.spec.pools), token), Timeline()
+    spec, pools, timeline = control.spec, Pools((pool.name for pool in control.spec.asked_pools), token), Timeline()
     gangs = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds, timeline)
     workers = PodsOfWorkers.of(spec, pods)
     rewards = RewardManager(spec.rewards, pools, pods=workers.of_rewards)
@@ -136,7 +136,7 @@ async def _reinforcement(
     if spec.rollout.agent and not spec.train.batches.replay:
         address = os.environ[names.ENV_POD_IP] if workers.of_agent else ""
         agent = agent_of(spec.rollout.agent, workers.of_agent, address, sandboxes)
-    distillation = spec.algorithm.distillation
+    distillation = None if spec.evaluation.only else spec.algorithm.distillation
     teacher = Teacher(distillation, pools) if distillation and distillation.pool else None
     parts: list[RewardManager | Agent | Teacher] = [rewards, *(part for part in (agent, teacher) if part)]
     try:
@@ -203,7 +203,7 @@ def _reporter(
     timeline: Timeline,
     further: Sequence[RewardManager | Agent] = (),
 ) -> Reporter:
-    """What the attempt reports of its parts. An evaluation waits for no other gang's model."""
+    """What the attempt reports of its parts."""
 
     def is_served() -> bool:
         return rollouts.is_enough and pools.ready and all(part.ready for part in further)
@@ -211,7 +211,7 @@ def _reporter(
     return Reporter(
         progress,
         is_served=is_served,
-        loading=list if spec.evaluation.only else gangs.loading,
+        loading=gangs.loading,
         answers=lambda: rollouts.awaited,
         alarms=Alarms(spec),
         timeline=timeline,

@@ -221,7 +221,7 @@ class Here:
             resume=Resume(policy=spec.checkpoint.resume),
             failed_attempt=state.attempt - 1 if state.failures else 0,
             rollouts=self._answering(seen.rollouts),
-            pools={pool.name: self._answering(seen.pools[pool.name]) for pool in spec.pools},
+            pools={pool.name: self._answering(seen.pools[pool.name]) for pool in spec.asked_pools},
             local=True,
             gateway=self._gateway.work_url if self._gateway else "",
             servers=[one.group for one in self._replicas if one.group],

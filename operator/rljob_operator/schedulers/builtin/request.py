@@ -115,7 +115,7 @@ def _request(
             stays.pop(names.ROLE_TRAINER),
             spares=_by_number(wanted[names.ROLE_TRAINER][gang.trainers :], current),
             rollouts=_by_number(wanted.get(names.ROLE_ROLLOUT, ()), current),
-            pools={pool.name: _by_number(wanted[pool.name], current) for pool in spec.pools},
+            pools={pool.name: _by_number(wanted[pool.name], current) for pool in spec.asked_pools},
             gangs=stays,
         ),
         lasts=remaining(spec, view.lifecycle, view.status, view.now) if urgent else None,

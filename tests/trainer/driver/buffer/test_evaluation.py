@@ -2,6 +2,7 @@
 
 import json
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -110,10 +111,18 @@ def test_an_evaluation_counts_every_prompt_once_whatever_its_set_samples() -> No
     }
 
 
-async def test_a_job_may_evaluate_its_model_and_end(tmp_path, monkeypatch) -> None:
+TAUGHT = {
+    "pools": [{"name": "teacher", "model": "/models/teacher"}],
+    "critic": {"processesPerNode": 1},
+    "algorithm": {"advantage": "gae", "distillation": {"pool": "teacher"}},
+}
+
+
+@pytest.mark.parametrize("idle", [{}, TAUGHT], ids=["alone", "with a critic and a teacher that nobody started"])
+async def test_a_job_may_evaluate_its_model_and_end(tmp_path, monkeypatch, idle: dict[str, Any]) -> None:
     monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
     bench = Bench(tmp_path)
-    bench.spec["evaluation"] = {"only": True}
+    bench.spec |= idle | {"evaluation": {"only": True}}
     bench.root.mkdir()
     earlier = {"step": 7, "evaluation/reward": 0.25}  # of the training, with other sets
     names.metrics_file(bench.root).write_text(json.dumps(earlier) + "\n")
