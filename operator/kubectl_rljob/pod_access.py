@@ -41,6 +41,13 @@ def feed(session: Session, place: Place, command: Sequence[str], text: str) -> i
         return subprocess.run(_exec(session, place, ["--stdin"], command), input=text.encode()).returncode
 
 
+def complaints(session: Session, place: Place, command: Sequence[str], text: str) -> list[str]:
+    """Likewise, but what it writes to standard error is returned, line by line."""
+    with _program():
+        ended = subprocess.run(_exec(session, place, ["--stdin"], command), input=text.encode(), stderr=subprocess.PIPE)
+    return ended.stderr.decode(errors="replace").splitlines()
+
+
 def read(session: Session, place: Place, command: Sequence[str], path: Path) -> Iterator[bytes]:
     """What the command, which gets the path as its last argument, writes to its standard output, as it comes. Raises NotThere, and UserError when
     it fails."""

@@ -71,8 +71,8 @@ class _Contract(BaseModel):
         return copied
 
     def dump(self) -> dict[str, object]:
-        """The JSON form: camelCase keys, unset optional fields left out."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        """The JSON form: camelCase keys, unset optional fields left out. Raises Undecidable when a value in it cannot be read."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True, fallback=undecidable)
 
     def dump_json(self) -> str:
         return self.model_dump_json(by_alias=True, exclude_none=True)

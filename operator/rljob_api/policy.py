@@ -261,7 +261,8 @@ class JobPolicy(Model):
 
     def completed(self, spec: RLJobSpec) -> RLJobSpec:
         """The spec with the policy's pod security and RuntimeClass where it sets none."""
-        security = self.pod_security.model_copy(update=spec.pod_security.model_dump(exclude_none=True))
+        own = {field: value for field, value in spec.pod_security if value is not None}
+        security = self.pod_security.model_copy(update=own)
         runtime = spec.runtime_class_name or self.runtime_class_name or None
         return spec.model_copy(update={"pod_security": security, "runtime_class_name": runtime})
 

@@ -1,6 +1,7 @@
 """`try`: the pod that it runs in, what it gets, and what is refused before a pod is made."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,47 @@ def test_the_pod_is_deleted(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
     assert [method for method, path, _ in api.requests if "/pods/mine-" in path][-1] == "DELETE" and api.created == {}
 
 
-def test_a_broken_rule_and_a_missing_image_are_said_before_a_pod_is_made(
-    api: FakeApi, rljob: Rljob, tmp_path: Path
+@pytest.mark.parametrize(
+    "unmade", [{"image": None}, {"volumes": 3}, {"podSecurity": {"runAsUser": "me"}}, {"env": [{"nam": 1}]}]
+)
+def test_no_pod_is_made_of_what_cannot_be_read(
+    api: FakeApi, rljob: Rljob, tmp_path: Path, unmade: dict[str, Any]
 ) -> None:
-    screen = rljob("try", "-f", written(tmp_path, train={"steps": 0}))
-    assert screen.code == 1 and "error: mine is not valid:\nspec.train.steps = 0" in screen.err
-    screen = rljob("try", "-f", written(tmp_path, image=None))
-    assert screen.code == 1 and "image" in screen.err and api.created == {}
+    screen = rljob("try", "-f", written(tmp_path, train={"stepz": 1}, **unmade))
+    (field,) = unmade
+    assert screen.code == 1 and f"\nspec.{field}" in screen.err and "spec.train.stepz" in screen.err
+    assert "POST" not in {method for method, *_ in api.requests}
+
+
+@pytest.mark.parametrize(
+    ("changes", "broken"),
+    [
+        ({"train": {"steps": 0}}, "spec.train.steps = 0"),
+        ({"train": {"stepz": 1}}, "spec.train.stepz = 1"),
+        ({"model": {"pth": "/data/model"}}, "spec.model.pth = "),
+        ({"trainer": {"nodes": 3, "parallelism": {"tensor": 2}}}, "spec.trainer.parallelism = "),
+    ],
+)
+def test_missing_files_are_said_with_broken_rules_and_nothing_twice(
+    api: FakeApi, rljob: Rljob, tmp_path: Path, changes: dict[str, Any], broken: str
+) -> None:
+    """By the trainer's own code, in a pod that has none of the files."""
+    here = f"#!/bin/sh\ncat > {tmp_path}/fed.json\nshift 4\n"
+    here += f'exec {sys.executable} -m rljob_trainer try {tmp_path}/fed.json "$@"\n'
+    (tmp_path / "bin" / "python").write_text(here)
+    api.job_policy = {"defaults": {"image": "cluster:default"}}
+    screen = rljob("try", "-f", written(tmp_path, **changes))
+    said = screen.err.splitlines()
+    assert screen.code == 1 and len([line for line in said if line.startswith(broken)]) == 1
+    missing = [line.split(" = ")[0] for line in said if ": there is no /data/" in line]
+    assert missing == ["spec.model.path", "spec.data.train[0]"]
+    assert said[0] == "error: mine is not valid:" and len(said) == 4
+
+
+def test_a_pod_that_does_not_start_hides_no_broken_rule(
+    api: FakeApi, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_created", lambda *_: {"status": {"phase": "Failed", "reason": "Evicted"}})
+    screen = rljob("try", "-f", written(tmp_path, train={"stepz": 1}))
+    assert screen.code == 1 and "spec.train.stepz = 1" in screen.err
+    assert "note: its files were not looked for: " in screen.err and "Evicted" in screen.err

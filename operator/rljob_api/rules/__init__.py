@@ -17,6 +17,6 @@ RULES are these and what needs Python, since it reads more than CEL can, or too 
 """
 
 from rljob_api.rules.engine import ValidationResult, Violation
-from rljob_api.rules.validator import validate
+from rljob_api.rules.validator import readable, validate
 
-__all__ = ["ValidationResult", "Violation", "validate"]
+__all__ = ["ValidationResult", "Violation", "readable", "validate"]

@@ -137,6 +137,14 @@ def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | Non
     return ValidationResult(None if schema else parsed, tuple(_limited(violations)))
 
 
+def readable(spec: dict[str, Any]) -> RLJobSpec | None:
+    """What can be read of a raw spec, with UNREADABLE in place of the rest. None: it is too large to be looked at."""
+    if any(extent_violations(spec)):
+        return None
+    with limited():
+        return _parse(spec)[0]
+
+
 def broken_rules(spec: RLJobSpec, model_config: dict[str, Any]) -> Iterator[Violation]:
     """Of a spec that could be read, also in part. An empty `model_config` is not known yet."""
 

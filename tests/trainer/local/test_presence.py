@@ -102,6 +102,27 @@ def test_all_that_is_missing_is_said_at_once_without_torch_and_without_a_process
     assert not (tmp_path / "work").exists()
 
 
+@pytest.mark.parametrize(
+    "slip",
+    [
+        {"train": {"stepz": 1}},
+        {"evaluation": {"everySteps": "often"}},
+        {"checkpoint": {"pth": "/data/run"}},
+        {"rollout": 3},
+    ],
+)
+def test_a_slip_hides_no_missing_file(tmp_path: Path, slip: dict[str, Any]) -> None:
+    (tmp_path / "model").mkdir()
+    file = written(tmp_path, data={"train": ["/data/train.parquet"], "validation": ["/data/held-out.parquet"]}, **slip)
+    (section,) = slip
+    lines = said(file, f"/data={tmp_path}")
+    assert [line.split(" = ")[0] for line in lines if f": there is no {tmp_path}" in line] == [
+        "spec.data.train[0]",
+        "spec.data.validation[0]",
+    ]
+    assert any(line.startswith(f"spec.{section}") for line in lines)
+
+
 def test_what_is_not_below_its_mount_is_said_with_its_place_here(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     file = written(tmp_path, trainer={"device": "cpu", "nodes": 3, "parallelism": {"tensor": 2}})

@@ -4,13 +4,15 @@ assigned; the files that it reads must be here.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from rljob_api.base import Model
+from rljob_api.base import Model, Undecidable
 from rljob_api.callbacks import always
 from rljob_api.manifest import ManifestError, OverrideError, read
+from rljob_api.rules import readable
 from rljob_api.rules.engine import Violation, lines
 from rljob_api.rules.volumes import volume_of
 from rljob_api.spec import RLJobSpec
@@ -31,19 +33,28 @@ MOUNTED = (
 
 
 def absent(spec: RLJobSpec, sections: tuple[str, ...], mounts: Mapping[str, str]) -> Iterator[Violation]:
-    """All that is missing. `sections` are those whose paths are mounted. Paths of the spec are as in the manifest; with `mounts` they are this
-    machine's."""
-    fetched = [Path(p) for p in (*(s.path for s in spec.sources.values()), *(g.path for g in spec.data.generated))]
+    """All that is missing, as far as the spec can be read. `sections` are those whose paths are mounted. Paths of the spec are as in the manifest;
+    with `mounts` they are this machine's."""
     for field, path in _paths(spec, "spec"):
         inside = field.split(".")[1].partition("[")[0] in sections
-        if not inside or not _read(spec, field, mounts) or any(Path(path).is_relative_to(d) for d in fetched):
-            continue
-        mount = mount_of(path, mounts)
-        here = on_this_machine(path, mounts)
-        problem, fix = (_unwritable(here), "") if field == WRITTEN else _cannot_read(here)
-        if problem:
-            place, otherwise = _place(spec, path, mount)
-            yield Violation(field, path, f"{problem} {place}", fix or otherwise)
+        with suppress(Undecidable):
+            if inside and _read(spec, field, mounts) and not _is_fetched(spec, path):
+                yield from _absent(spec, field, path, mounts)
+
+
+def _is_fetched(spec: RLJobSpec, path: str) -> bool:
+    """Whether the job copies or makes what is there before it reads it."""
+    fetched = (*(s.path for s in spec.sources.values()), *(g.path for g in spec.data.generated))
+    return any(Path(path).is_relative_to(directory) for directory in fetched)
+
+
+def _absent(spec: RLJobSpec, field: str, path: str, mounts: Mapping[str, str]) -> Iterator[Violation]:
+    """At most one."""
+    here = on_this_machine(path, mounts)
+    problem, fix = (_unwritable(here), "") if field == WRITTEN else _cannot_read(here)
+    if problem:
+        place, otherwise = _place(spec, path, mount_of(path, mounts))
+        yield Violation(field, path, f"{problem} {place}", fix or otherwise)
 
 
 def mount_of(path: str, mounts: Mapping[str, str]) -> str | None:
@@ -151,8 +162,9 @@ def load(file: Path, mounts: list[str], settings: Sequence[str] = (), needed: Ca
     config, broken = _model_config(here)
     result = job.validate(config)
     violations = [*broken, *result.violations, *_adapter_violations(result.spec, config, here)]
-    if result.spec and not wrong:  # else nobody knows where the files are
-        violations += [v for v in absent(result.spec, MOUNTED, directories) if needed(v.field)]
+    read_in_part = result.spec or readable(job.spec)
+    if read_in_part and not wrong:  # else nobody knows where the files are
+        violations += [v for v in absent(read_in_part, MOUNTED, directories) if needed(v.field)]
     if wrong or violations:
         raise ManifestError("\n".join(filter(None, (*wrong, lines(violations)))))
     return Job(job.name, job.namespace or "default", RLJobSpec.model_validate(here))
