@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rljob_import.settings import Settings
 from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, kl_estimator, own
+from rljob_import.systems.rlinf.schedule import on_megatron
 from rljob_import.table import Field, Said
 
 LOSSES = ("actor", "actor_critic", "ppo")
@@ -57,7 +58,7 @@ def dual(settings: Settings) -> Iterator[Said]:
     key, field = "algorithm.clip_ratio_c", "algorithm.clip.dual"
     if key in settings:
         yield settings.field(field, float(settings.number(key)), key)
-    elif key not in settings.given and settings["actor.training_backend"] != "megatron":
+    elif key not in settings.given and not on_megatron(settings):
         yield Field(field, 3.0, f"default of {key} with FSDP", assumed=True)
 
 

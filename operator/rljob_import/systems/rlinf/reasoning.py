@@ -21,7 +21,7 @@ from rljob_import.shared.values import divisor
 from rljob_import.systems.rlinf.algorithm import algorithm
 from rljob_import.systems.rlinf.reasoning_rows import ROWS
 from rljob_import.systems.rlinf.rows import OFFLOAD
-from rljob_import.systems.rlinf.schedule import schedule
+from rljob_import.systems.rlinf.schedule import BACKEND, on_megatron, schedule
 from rljob_import.table import Field, Note, Outcome, Problem, Said
 
 WRITTEN_BY_A_CLASS = (
@@ -96,9 +96,9 @@ def micro_batches(settings: Settings) -> Iterator[Said]:
 
 
 def layout(settings: Settings) -> Iterator[Said]:
-    backend, key = "actor.training_backend", "actor.fsdp_config.gradient_checkpointing"
-    if settings[backend] != "megatron":
-        yield other_trainer(settings, backend)
+    key = "actor.fsdp_config.gradient_checkpointing"
+    if not on_megatron(settings):
+        yield other_trainer(settings, BACKEND)
         yield from checkpointed(settings, key, bool(settings[key]), "actor.model.")
         if settings[OFFLOAD]:
             parts = ("parameters", "gradients", "optimizer")

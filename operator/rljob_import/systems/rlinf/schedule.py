@@ -7,12 +7,13 @@ from rljob_import.shared.training import Warmup
 from rljob_import.shared.values import DECAYS, product
 from rljob_import.table import Said
 
+BACKEND = "actor.training_backend"
 SYNCHRONOUS = "actor.lr_sched_sync_with_optim"
 UNREAD = "RLinf does not read it with {}: {} is its {}"
 
 
 def on_megatron(settings: Settings) -> bool:
-    return bool(settings["actor.training_backend"] == "megatron")
+    return bool(settings[BACKEND] == "megatron")
 
 
 def schedule(settings: Settings, prefix: str, target: str, total: int | None, updates: int) -> Iterator[Said]:
@@ -54,7 +55,7 @@ def _warm_up_of_fsdp(settings: Settings, prefix: str, target: str, counted: int)
 def _unread(settings: Settings, keys: tuple[str, ...], own: str, what: str) -> Iterator[Said]:
     for key in (key for key in keys if key in settings):
         if settings.number(key) > 0:
-            yield settings.lacking(key, UNREAD.format(settings["actor.training_backend"], own, what))
+            yield settings.lacking(key, UNREAD.format(settings[BACKEND], own, what))
 
 
 def _decay(settings: Settings, prefix: str, target: str, total: int) -> Iterator[Said]:
@@ -62,7 +63,7 @@ def _decay(settings: Settings, prefix: str, target: str, total: int) -> Iterator
     of_megatron, of_fsdp = f"{s}lr_decay_style", f"{o}lr_scheduler"
     key, other = (of_megatron, of_fsdp) if megatron else (of_fsdp, of_megatron)
     if settings[other] not in (None, "constant"):
-        yield settings.lacking(other, UNREAD.format(settings["actor.training_backend"], key, "schedule"))
+        yield settings.lacking(other, UNREAD.format(settings[BACKEND], key, "schedule"))
     try:
         ours = DECAYS(settings[key])
     except ValueError as error:
