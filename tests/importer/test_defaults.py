@@ -199,6 +199,39 @@ def test_trinitys_ppo_has_a_second_bound(kind: str, given: int | None, dual: int
     assert field(found, "algorithm.clip.dual") == dual
 
 
+S, T = "seq-mean-token-mean", "token-mean"
+
+
+@pytest.mark.parametrize(
+    ("argument", "key", "ours", "said"),
+    [
+        (None, None, None, ""),
+        (T, None, "tokenMean", ""),
+        (T, T, "tokenMean", ""),
+        (S, S, "sequenceMeanTokenMean", ""),
+        (S, None, "sequenceMeanTokenMean", "loss_agg_mode = token-mean, its default; here the argument counts"),
+        (S, T, "tokenMean", "loss_agg_mode = token-mean, which counts"),
+        (T, S, "sequenceMeanTokenMean", "loss_agg_mode = seq-mean-token-mean, which counts"),
+        (None, S, "sequenceMeanTokenMean", "reads it for penalties alone"),
+    ],
+)
+@pytest.mark.parametrize("key_first", [False, True])
+def test_trinitys_key_of_the_algorithm_is_put_over_the_losss_argument(
+    argument: str | None, key: str | None, ours: str | None, said: str, key_first: bool
+) -> None:
+    """Trinity-RFT, common/config_validator.py, in whatever order the file has them."""
+    given = [("algorithm__policy_loss_fn_args__loss_agg_mode", argument), ("algorithm__loss_agg_mode", key)]
+    found = changed(DAPO, **dict(reversed(given) if key_first else given))
+    changes = found.report.partition("Changed")[2].partition("\n\n")[0]
+    assert field(found, "algorithm.aggregation") == ours
+    assert said in changes and ("loss_agg_mode" in changes) == bool(said)
+
+
+def test_trinitys_key_is_the_losss_where_it_is_given_no_arguments() -> None:
+    found = changed(DAPO, algorithm__policy_loss_fn_args=None, algorithm__loss_agg_mode=S)
+    assert field(found, "algorithm.aggregation") == "sequenceMeanTokenMean" and "penalties alone" not in found.report
+
+
 def test_trinitys_servers_may_have_lengths_of_their_own() -> None:
     found = changed(
         DAPO, explorer__rollout_model__max_response_tokens=5000, explorer__rollout_model__max_prompt_tokens=50

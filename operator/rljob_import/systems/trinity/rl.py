@@ -10,6 +10,7 @@ from rljob_import.shared.fsdp import checkpointed, other_trainer, shared_sequenc
 from rljob_import.shared.megatron import RoleLayout, other_layout, recompute, transformer_config, virtual_pipeline
 from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, Length, Warmup, own
 from rljob_import.shared.values import divisor, items
+from rljob_import.systems.trinity.aggregation import aggregation
 from rljob_import.systems.trinity.rl_rows import ROWS, TASKS
 from rljob_import.systems.trinity.rows import ACTOR, CHECKPOINTING, CRITIC, EPOCHS, REF, ULYSSES
 from rljob_import.systems.trinity.run import (
@@ -144,11 +145,8 @@ def algorithm(settings: Settings) -> Iterator[Said]:
     yield from _loss(settings, loss)
     if advantage == "gae":
         yield settings.field("critic", {}, key)
-    aggregation = "algorithm.policy_loss_fn_args.loss_agg_mode"
-    ours = AGGREGATIONS.get(settings[aggregation], "tokenMean")
-    yield settings.field("algorithm.aggregation", "sequenceMeanTokenMean" if loss == "gspo" else ours, aggregation)
-    if settings[aggregation] not in AGGREGATIONS:
-        yield settings.lacking(aggregation, "token-mean in its place")
+    of_gspo = dict.fromkeys(AGGREGATIONS, AGGREGATIONS["seq-mean-token-mean"])
+    yield from aggregation(settings, "algorithm.aggregation", of_gspo if loss == "gspo" else AGGREGATIONS)
     for side in ("low", "high"):
         name = f"algorithm.policy_loss_fn_args.clip_range_{side}"
         name = name if name in settings else "algorithm.policy_loss_fn_args.clip_range"

@@ -1,5 +1,6 @@
 """What becomes of the keys of Trinity-RFT's YAML in `mode: both`."""
 
+from rljob_import.systems.trinity.aggregation import aggregation_rows
 from rljob_import.systems.trinity.rows import EVERY_MODEL, OPTIMIZER, RUN, SUBSET, TRAINER
 from rljob_import.table import becomes, implied, lacks, read
 
@@ -48,12 +49,7 @@ ALGORITHM = (
     read("algorithm.policy_loss_fn_args.clip_range_low", "algorithm.clip.low"),
     read("algorithm.policy_loss_fn_args.clip_range_high", "algorithm.clip.high"),
     read("algorithm.policy_loss_fn_args.clip_ratio_c", "algorithm.clip.dual", 3.0, text="of ppo; its default is 3"),
-    read(
-        "algorithm.policy_loss_fn_args.loss_agg_mode",
-        "algorithm.aggregation",
-        "token-mean",
-        also=("algorithm.loss_agg_mode",),
-    ),
+    *aggregation_rows("algorithm.aggregation"),
     lacks("algorithm.policy_loss_fn_args.*", "losses have no further settings"),
     read("algorithm.kl_loss_fn", "algorithm.kl.estimator", "k2", text="its default is k2"),
     read("algorithm.kl_loss_fn_args.kl_coef", "algorithm.kl.coefficient", 0.001, text="its default is 0.001"),

@@ -8,6 +8,7 @@ from rljob_import.settings import Configuration, Settings, System
 from rljob_import.shared import places, values
 from rljob_import.shared.training import Length, Warmup
 from rljob_import.shared.values import IMAGES
+from rljob_import.systems.trinity.aggregation import aggregation, aggregation_rows
 from rljob_import.systems.trinity.rl import TRINITY, decay, layout, policy_layout
 from rljob_import.systems.trinity.rows import ACTOR, EPOCHS, EVERY_MODEL, OPTIMIZER, REF, RUN, SUBSET, TRAINER
 from rljob_import.systems.trinity.run import files, run, tuning
@@ -84,7 +85,7 @@ SFT_KEYS = (
     read(f"{FORMAT}response_key", "data.responseKey", "response"),
     becomes(f"{FORMAT}image_key", "data.imageKey", text=IMAGES),
     read(f"{FORMAT}enable_concatenated_multi_turn", "data.lossOn", False, text="unset: the last answer is learnt"),
-    read(f"{LOSS}loss_agg_mode", "sft.aggregation", "token-mean", also=("algorithm.loss_agg_mode",)),
+    *aggregation_rows("sft.aggregation"),
     *(implied(f"{FORMAT}{key}", "of pairs only") for key in ("chosen_key", "rejected_key")),
     *(implied(f"algorithm.{key}", "sft has no reference") for key in ("kl_loss_fn", "kl_loss_fn_args.*")),
 )
@@ -149,10 +150,7 @@ def learnt(settings: Settings) -> Iterator[Said]:
     key = f"{FORMAT}enable_concatenated_multi_turn"
     if not settings[key] and settings[f"{FORMAT}prompt_type"] == "messages":
         yield settings.field("data.lossOn", "lastAssistant", key)
-    aggregation = f"{LOSS}loss_agg_mode"
-    if settings[aggregation] not in AGGREGATIONS:
-        yield settings.lacking(aggregation, f"the aggregations are {', '.join(AGGREGATIONS)}; token-mean in its place")
-    yield settings.field("sft.aggregation", AGGREGATIONS.get(settings[aggregation], "tokenMean"), aggregation)
+    yield from aggregation(settings, "sft.aggregation", AGGREGATIONS)
 
 
 def penalty(settings: Settings) -> Iterator[Said]:
