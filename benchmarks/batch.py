@@ -155,7 +155,7 @@ def assembled(outcomes: list[Any], options: argparse.Namespace) -> Any:
 
     batch = assemble(1, range(1), options.prompts, options.samples, outcomes, {})
     if options.record:
-        record(options.record, batch)
+        record(options.record, batch, 1.0)
     return batch
 
 

@@ -53,7 +53,8 @@ class BatchRecording(Model):
     record: bool = False
     """Write every step's batch to `batches/` under the checkpoint path."""
     replay: AbsolutePath | None = None
-    """Train on the batches recorded in this directory and generate nothing. Same layout, same device: bit-equal losses."""
+    """Train on the batches recorded in this directory and generate nothing. Same layout, same device: bit-equal losses. The job's
+    `rollout.sampling.temperature` has to be that of the recording."""
 
 
 class PartialRollouts(Model):

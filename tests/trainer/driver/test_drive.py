@@ -173,14 +173,16 @@ async def test_a_resumed_attempt_samples_what_an_uninterrupted_one_would_have_sa
             assert (await batch(rank)).samples == expected
 
 
-async def test_recorded_batches_are_replayed_without_any_rollout(bench):
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+async def test_recorded_batches_are_replayed_without_any_rollout(bench, temperature: float):
+    bench.spec["rollout"] |= {"sampling": {"temperature": temperature}}
     bench.spec["train"]["batches"] = {"record": True}
     async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
         recorded = await batch(rank)
         await call(rank.end, "")
         await asyncio.wait_for(bench.driver, SECONDS)
     bench.spec["train"]["batches"] = {"replay": str(bench.root / "batches")}
-    bench.spec["rollout"] = {"replicas": 0}
+    bench.spec["rollout"] = {"replicas": 0, "sampling": {"temperature": temperature}}
     bench.spec["evaluation"] = {"everySteps": 1}
     bench.control()
     rank = await bench.connect()

@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import pytest
 
+from rljob_api import names
 from rljob_api.metrics import require_known
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
@@ -15,7 +16,7 @@ from rljob_trainer.driver.buffer.assembly import (
     reward_metrics,
     shaped,
 )
-from rljob_trainer.driver.buffer.batch_files import record, replay
+from rljob_trainer.driver.buffer.batch_files import read, record, replay, write
 from rljob_trainer.driver.buffer.partial_sample import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.driver.replicas import Replicas
 from rljob_trainer.failure import ConfigurationError
@@ -141,10 +142,22 @@ def test_a_step_whose_rewards_all_failed_is_the_users_to_mend():
 
 def test_a_recorded_batch_comes_back_bit_equal(tmp_path):
     batch = assemble(3, NOW, 2, 2, FULL, {"time/generate": 1 / 3})
-    record(tmp_path, batch)
-    assert replay(tmp_path / "batches", 3) == batch
+    record(tmp_path, batch, 0.7)
+    assert replay(tmp_path / "batches", 3, 0.7) == batch == read(names.batch_file(tmp_path, 3))
     with pytest.raises(ConfigurationError, match="no batch of step 4"):
-        replay(tmp_path / "batches", 4)
+        replay(tmp_path / "batches", 4, 0.7)
+
+
+def test_a_batch_of_another_or_an_unknown_temperature_is_not_replayed(tmp_path):
+    batch = assemble(3, NOW, 2, 2, FULL, {})
+    record(tmp_path, batch, 0.7)
+    with pytest.raises(
+        ConfigurationError, match=r"spec\.rollout\.sampling\.temperature = 1\.0: .* at temperature 0\.7, and"
+    ):
+        replay(tmp_path / "batches", 3, 1.0)
+    write(names.batch_file(tmp_path, 3), batch)
+    with pytest.raises(ConfigurationError, match="at temperature unknown, and"):
+        replay(tmp_path / "batches", 3, 1.0)
 
 
 def test_seeds_are_the_same_for_the_same_place_and_differ_elsewhere():

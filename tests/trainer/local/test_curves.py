@@ -75,7 +75,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Curve]:
         logs = {log.stem: log.read_text()[-3000:] for log in sorted(work.glob("*.log"))}
         assert done.returncode == 0, "\n".join([done.stdout, done.stderr, *logs.values()])
         lines = [json.loads(line) for line in names.metrics_file(data / name).read_text().splitlines()]
-        batches = [replay(data / name / "batches", step) for step in range(1, STEPS + 1)]
+        batches = [replay(data / name / "batches", step, 1.0) for step in range(1, STEPS + 1)]
         return Curve(batches, [line for line in lines if "train/loss" in line], set(logs))
 
     return learnt

@@ -27,5 +27,5 @@ def material(tmp_path_factory) -> Path:
     )
     for step in range(1, STEPS + 1):
         batch = make_batch(model, step)
-        record(root, replace(batch, metrics=batch_metrics(batch.samples, batch.samples)))
+        record(root, replace(batch, metrics=batch_metrics(batch.samples, batch.samples)), 1.0)
     return root

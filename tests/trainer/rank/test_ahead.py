@@ -65,7 +65,7 @@ class Run:
         return {step: m for step, m in found.items() if "train/loss" in m}
 
     def batch(self, step: int) -> Batch:
-        return replay(self.root / "batches", step)
+        return replay(self.root / "batches", step, 1.0)
 
 
 def manifest() -> dict[str, Any]:

@@ -45,7 +45,7 @@ def undisturbed(material, tmp_path_factory) -> Callable[[str], tuple[Job, Runnin
         checkpoint = {"path": str(directory / "run"), "everySteps": 2} | exports
         job = Job(material, directory, checkpoint=checkpoint, **ALGORITHMS[algorithm])
         for step in range(1, STEPS + 1):
-            write_samples(job.root, replay(material / "batches", step), Words(), {})
+            write_samples(job.root, replay(material / "batches", step, 1.0), Words(), {})
         running = job.start(1)
         assert running.wait() == [0, 0, 0]
         return job, running

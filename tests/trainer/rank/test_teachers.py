@@ -65,7 +65,7 @@ def lesson(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Lesson:
     batch = make_batch(model)
     for step in range(1, STEPS + 1):
         samples = [replace(written_by(s, step - 1), reward=0.0) for s in batch.samples]
-        record(root, Batch.of(step, samples, batch_metrics(samples, samples)))
+        record(root, Batch.of(step, samples, batch_metrics(samples, samples)), 1.0)
     return Lesson(material, root / "batches", teacher, list(batch.samples))
 
 

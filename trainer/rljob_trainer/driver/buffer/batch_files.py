@@ -1,7 +1,8 @@
 """Batches on disk, to record a run's batches and train on them again (train.batches). A replayed batch is bit-equal to the recorded one.
 
 A file is in the format of safetensors (docs/data-and-rewards.md): the columns of the batch (batch.py) and the arrays of its trajectories (arrays.py)
-by their names, and as metadata, in JSON, `step`, `metrics` and the texts of `data_source`. It is written piece by piece: safetensors' own writer
+by their names, and as metadata, in JSON, `step`, `metrics` and the texts of `data_source`; of a recording also `temperature`, at which its samples
+were drawn: log-probabilities are those at that temperature. It is written piece by piece: safetensors' own writer
 wants every array whole and copies it, with the interpreter locked.
 """
 
@@ -24,18 +25,19 @@ KINDS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1", "U8": "|u1", "F6
 NAMES = {np.dtype(kind): name for name, kind in KINDS.items()}
 
 
-def record(root: Path, batch: Batch) -> None:
-    """Write a whole batch below the checkpoint path, atomically."""
+def record(root: Path, batch: Batch, temperature: float) -> None:
+    """Write a whole batch, sampled at this temperature, below the checkpoint path, atomically."""
     file = names.batch_file(root, batch.step)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write(file, batch)
+    write(file, batch, temperature=temperature)
 
 
-def write(file: Path, batch: Batch) -> None:
-    """Write a whole batch, atomically."""
+def write(file: Path, batch: Batch, **further: float) -> None:
+    """Write a whole batch, atomically. `further`: metadata."""
     scratch = file.with_name(file.name + ".tmp")
     columns = batch.columns.arrays()
     texts = {"step": batch.step, "metrics": dict(batch.metrics), "data_source": columns.pop("data_source").tolist()}
+    texts |= further
     sizes = {name: len(column) for name, column in columns.items()} | arrays.sizes(batch.samples)
     kinds = {name: column.dtype for name, column in columns.items()} | {n: np.dtype(k) for n, k in arrays.KINDS.items()}
     order = sorted(kinds, key=lambda name: -kinds[name].itemsize)  # so that every array is aligned
@@ -48,19 +50,29 @@ def write(file: Path, batch: Batch) -> None:
     scratch.replace(file)
 
 
-def replay(directory: Path, step: int) -> Batch:
-    """The batch of `step` from a directory that `record` filled. Raises ConfigurationError when it is not there."""
+def replay(directory: Path, step: int, temperature: float) -> Batch:
+    """The batch of `step` from a directory that `record` filled. Raises ConfigurationError when it is not there, and when its samples were drawn at
+    another temperature than the job's: the ranks would measure other log-probabilities of them."""
     file = directory / names.batch_file(directory, step).name
     if not file.is_file():
         rule = f"holds no batch of step {step}: there is no {file.name}"
         fix = "name the batches/ directory of a run that recorded at least spec.train.steps steps"
         raise ConfigurationError("spec.train.batches.replay", str(directory), rule, fix)
-    return read(file)
+    columns, texts = _read(file)
+    recorded = texts.get("temperature", "unknown")
+    if recorded != temperature:
+        rule = f"{file.name} of spec.train.batches.replay was sampled at temperature {recorded}, and has log-probabilities at that one"
+        fix = "set the temperature at which the batches were recorded, or record them again"
+        raise ConfigurationError("spec.rollout.sampling.temperature", temperature, rule, fix)
+    return _batch(columns, texts)
 
 
 def read(file: Path) -> Batch:
     """The batch that `write` wrote."""
-    columns_read, texts = _read(file)
+    return _batch(*_read(file))
+
+
+def _batch(columns_read: dict[str, Array], texts: Mapping[str, Any]) -> Batch:
     columns_read["data_source"] = np.array(texts["data_source"], np.str_)
     columns = Columns(**{field.name: columns_read[field.name] for field in fields(Columns)})
     trajectories = arrays.trajectories_of(columns_read, columns, range(len(columns)))

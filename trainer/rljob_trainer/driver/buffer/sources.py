@@ -81,7 +81,8 @@ class RecordedBatches:
 
     async def batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
         positions, after = cursor.draw(self._spec.train.prompts_per_step)
-        return Ready(await asyncio.to_thread(replay, self._directory, step), after.use(positions))
+        temperature = self._spec.rollout.sampling.temperature
+        return Ready(await asyncio.to_thread(replay, self._directory, step, temperature), after.use(positions))
 
     async def stop(self) -> None: ...
 
@@ -222,7 +223,7 @@ class GeneratedBatches:
         root = Path(spec.checkpoint.path)
         write_samples(root, batch, self._tokenizer, self._details(selection, chosen), self._train.reader)
         if train.batches.record:
-            record(root, batch)
+            record(root, batch, spec.rollout.sampling.temperature)
         return batch
 
     def _details(self, selection: Selection, chosen: Sequence[Outcome]) -> Scored:
