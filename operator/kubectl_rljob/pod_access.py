@@ -22,6 +22,8 @@ from rljob_api.spec import RLJobSpec
 
 ABSENT = 100
 """Exit code of a command whose file is not there."""
+EXITED = "command terminated with exit code"
+"""What `kubectl exec` writes after a command that failed."""
 
 
 class NotThere(Exception):
@@ -42,10 +44,11 @@ def feed(session: Session, place: Place, command: Sequence[str], text: str) -> i
 
 
 def complaints(session: Session, place: Place, command: Sequence[str], text: str) -> list[str]:
-    """Likewise, but what it writes to standard error is returned, line by line."""
+    """Likewise, but what it writes to standard error is returned, line by line, without the line that kubectl adds."""
     with _program():
         ended = subprocess.run(_exec(session, place, ["--stdin"], command), input=text.encode(), stderr=subprocess.PIPE)
-    return ended.stderr.decode(errors="replace").splitlines()
+    said = ended.stderr.decode(errors="replace").splitlines()
+    return [line for line in said if not line.startswith(EXITED)]
 
 
 def read(session: Session, place: Place, command: Sequence[str], path: Path) -> Iterator[bytes]:

@@ -119,7 +119,8 @@ def test_missing_files_are_said_with_broken_rules_and_nothing_twice(
 ) -> None:
     """By the trainer's own code, in a pod that has none of the files."""
     here = f"#!/bin/sh\ncat > {tmp_path}/fed.json\nshift 4\n"
-    here += f'exec {sys.executable} -m rljob_trainer try {tmp_path}/fed.json "$@"\n'
+    here += f'{sys.executable} -m rljob_trainer try {tmp_path}/fed.json "$@"\ncode=$?\n'
+    here += 'echo "command terminated with exit code $code" >&2\nexit $code\n'
     (tmp_path / "bin" / "python").write_text(here)
     api.job_policy = {"defaults": {"image": "cluster:default"}}
     screen = rljob("try", "-f", written(tmp_path, **changes))
