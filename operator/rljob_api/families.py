@@ -151,7 +151,7 @@ FAMILIES = {
             "MiniMax-M2, M2.1, M2.5, M2.7, in bfloat16",
             EXPERTS,
             adapters=ATTENTION,
-            values=SILU
+            values=UNTIED
             | {
                 "qk_norm_type": ("per_layer",),
                 "scoring_func": ("sigmoid",),

@@ -200,3 +200,21 @@ def test_a_family_that_has_windows_sections_or_heads_that_rotate_in_part_may_say
     assert ("partial_rotary_factor = 0.5, which" in rules) is not parts
     sections = FAMILIES[kind].vision or kind in ("qwen3_5_text", "qwen3_5_moe_text")
     assert ("mrope_section = [8, 4, 4], which" in rules) is not sections
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "served"),
+    [
+        ("mixtral", "hidden_act", "gelu", "silu"),
+        ("llama", "hidden_act", "relu", "silu"),
+        ("gemma3_text", "hidden_activation", "silu", "gelu_pytorch_tanh"),
+    ],
+)
+def test_an_activation_that_vllm_does_not_compute_is_trained_without_rollouts(
+    kind: str, key: str, value: str, served: str
+) -> None:
+    given, replayed = {"model_type": kind, key: value}, make_spec(train={"steps": 1, "batches": {"replay": "/b"}})
+    (found,) = model_violations(make_spec(), given)
+    assert found.rule == f'its config.json has {key} = "{value}", and vLLM computes {served} in models of this type'
+    assert not list(model_violations(make_spec(), {"model_type": kind, key: served}))
+    assert not list(model_violations(replayed, given))

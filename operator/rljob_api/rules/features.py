@@ -62,7 +62,9 @@ def _half_scaled(rope: dict[str, Any]) -> bool:
 def _rope_of_windows(config: dict[str, Any]) -> str:
     """The rope type of the layers with windows, where they have numbers of their own."""
     local = (config.get("rope_parameters") or {}).get(WINDOWED) or {}
-    return str(local.get("rope_type") or "default")
+    return next(
+        (str(local[key]) for key in ("rope_type", "type") if local.get(key) not in (None, "default")), "default"
+    )
 
 
 def _windowed_otherwise(family: Family, config: dict[str, Any]) -> bool:

@@ -32,6 +32,9 @@ OWN_OF_ROPE: dict[str, tuple[Any, ...]] = {
 sections, and some rotate a part of a head."""
 LANGUAGES = {family.language for family in FAMILIES.values()}
 """Families of language models that have been saved without their vision tower, and say of their positions what they said with it."""
+ACTIVATIONS = {"gemma3_text": ("hidden_activation", "gelu_pytorch_tanh")}
+"""Of feed-forward layers, where vLLM 0.32 has another one than SiLU: its classes of other families name no other, and end, or compute SiLU in experts
+whatever `hidden_act` says (model_executor/models)."""
 LANGUAGE = "save its language model as a directory of its own, with transformers' AutoModelForCausalLM"
 ELSE = "set spec.task to sft, dpo or pretrain"
 
@@ -53,6 +56,7 @@ def server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
     elif family and family.states:
         yield from _state_violations(spec)
     yield from _own_key_violations(spec, config)
+    yield from _activation_violations(spec, config)
     if spec.trainer.device == "cpu" and has_latent_attention(config):
         yield from _latent_violations(spec, config)
     heads, groups = heads_of(config)
@@ -98,6 +102,16 @@ def _own_key_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
             f"its config.json has {key} = {as_written(value)}, which vLLM follows, and trainer and transformers do not"
         )
         yield Violation("spec.model.path", spec.model.path, rule, f"remove it there, or {ELSE}")
+
+
+def _activation_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """`values` of a family name what it is trained with."""
+    family = family_of(config)
+    key, served = ACTIVATIONS.get(config.get("model_type") or "", ("hidden_act", "silu"))
+    value = config.get(key)
+    if family and key not in family.values and value not in (None, served):
+        rule = f"its config.json has {key} = {as_written(value)}, and vLLM computes {served} in models of this type"
+        yield Violation("spec.model.path", spec.model.path, rule, f"use another model, or {ELSE}")
 
 
 def _without(keys: Mapping[str, tuple[Any, ...]], config: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
