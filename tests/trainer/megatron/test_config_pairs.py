@@ -7,20 +7,8 @@ from pathlib import Path
 import pytest
 
 from extra import extra_but
-from rljob_api.families import has_latent_attention
-from rljob_api.rules.model import fitting_violations, model_violations
-from trainer.megatron.config_fields import Setting, foreign, settings, with_settings
-from trainer.megatron.config_parity import (
-    OF_LATENTS,
-    ROUNDING,
-    Subject,
-    difference,
-    saved,
-    subject,
-    trained,
-    training,
-    wide,
-)
+from trainer.megatron.config_drawn import Drawn
+from trainer.megatron.config_parity import ROUNDING, difference, saved, trained, training
 from trainer.megatron.config_rows import Row, rows, smallest
 from trainer.megatron.kinds import KINDS, TIED, make_config
 
@@ -35,41 +23,15 @@ class Comparison:
 
     def __init__(self, kind: str, directory: Path):
         self._kind, self._directory = kind, directory
-        self._usual = make_config(kind, tied=kind in TIED)
-        self._config = wide(self._usual.to_dict())
-        self._spec = training(directory)
-        self._last: tuple[Row, Subject | None] = ([], None)
+        self.drawn = Drawn(make_config(kind, tied=kind in TIED), training(directory))
         self._count = 0
-        self.known: list[Row] = []
-        """Of which is known that the trainer refuses them or is wrong."""
-
-    @property
-    def settings(self) -> list[Setting]:
-        latent = has_latent_attention(self._config)
-        every = [*settings(self._config), *foreign(self._config)]
-        return [one for one in every if not (latent and one.path[-1] == OF_LATENTS)]
-
-    def possible(self, row: Row) -> bool:
-        """Whether neither rules nor transformers refuse it, and nothing is known of a part of it."""
-        known = any(all(one in row for one in part) for part in self.known)
-        return not known and self._accepted(row) and self._subject(row) is not None
-
-    def _accepted(self, row: Row) -> bool:
-        return not [*model_violations(self._spec, with_settings(self._config, row))]
-
-    def _subject(self, row: Row) -> Subject | None:
-        if self._last[0] != row:
-            self._last = row, subject(self._usual, with_settings(self._config, row))
-        found = self._last[1]
-        resolved = found and found.model.config.to_dict()
-        return None if not resolved or [*fitting_violations(self._spec, resolved)] else found
 
     def verdict(self, row: Row) -> str:
         """What is wrong with the trainer's log-probabilities; REFUSED where it gives none and says why, empty where they are right."""
-        found = self._subject(row)
+        found = self.drawn.subject(row)
         assert found
         self._count += 1
-        directory = saved(found.model, self._directory / str(self._count), self._kind, with_settings(self._config, row))
+        directory = saved(found.model, self._directory / str(self._count), self._kind, self.drawn.config(row))
         try:
             said = trained(directory, found.samples)
         except AssertionError as failure:
@@ -83,7 +45,7 @@ class Comparison:
         """The smallest part of it of which the same can be said."""
         refused = verdict == REFUSED
         alike = lambda part: bool(found := self.verdict(part)) and (found == REFUSED) is refused  # noqa: E731
-        return smallest(row, lambda part: self.possible(part) and alike(part))
+        return smallest(row, lambda part: self.drawn.possible(part) and alike(part))
 
 
 @pytest.mark.slow
@@ -96,12 +58,12 @@ def test_fields_are_followed_together_or_refused(megatron: None, tmp_path: Path,
 
 def compare(comparison: Comparison, most: int) -> tuple[int, list[str]]:
     """The number of rows on which trainer and transformers agree, and the smallest settings with which they do not."""
-    agreed, wrong = 0, []
-    for row in rows(comparison.settings, comparison.possible, seed=7, most=most):
+    agreed, wrong, drawn = 0, [], comparison.drawn
+    for row in rows(drawn.settings, drawn.possible, seed=7, most=most):
         verdict = comparison.verdict(row)
         agreed += not verdict
         if verdict:
             part = comparison.least(row, verdict)
-            comparison.known.append(part)
+            drawn.known.append(part)
             wrong += [] if verdict == REFUSED else [f"{', '.join(map(str, part))}: {comparison.verdict(part)}"]
     return agreed, wrong
