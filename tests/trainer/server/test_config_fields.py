@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from extra import extra_but
+from rljob_api.families import FAMILIES
 from trainer.megatron.config_drawn import Drawn
 from trainer.megatron.config_fields import Setting
 from trainer.megatron.config_parity import saved
 from trainer.megatron.config_rows import rows
-from trainer.megatron.kinds import make_config
+from trainer.megatron.kinds import KINDS, family_of, make_config
 from trainer.server import models
 from trainer.server.servers import Server, spec
-from trainer.server.test_families import difference, kinds, publish_and_generate
+from trainer.server.test_families import difference, publish_and_generate
 
 APART = (
     *("hidden_size", "intermediate_size", "moe_intermediate_size", "head_dim", "vocab_size", "num_attention_heads"),
@@ -31,10 +32,11 @@ SERVERS_OWN = [
     Setting(("rope_parameters", "use_fope"), True),
 ]
 """Fields that vLLM alone reads."""
+SERVED = [name for name, family in FAMILIES.items() if "cpu" in family.servers and not family.vision]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", extra_but(("mixtral, window",), kinds()))
+@pytest.mark.parametrize("kind", extra_but(("mixtral, window",), [kind for kind in KINDS if family_of(kind) in SERVED]))
 def test_fields_are_followed_together_or_refused(start: Callable[..., Server], tmp_path: Path, kind: str) -> None:
     usual = make_config(kind, models.VOCABULARY, kind == "gemma3_text", hidden_size=128, max_position_embeddings=512)
     drawn = Drawn(usual, spec(tmp_path), APART, SERVERS_OWN)
