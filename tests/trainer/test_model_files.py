@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from api.specs import make_spec
-from rljob_trainer.model_files import INDEX, damage, violations
+from rljob_trainer.model_files import INDEX, QUANTIZED, damage, violations
 from trainer.megatron.kinds import KINDS
 from trainer.megatron.models import make_model
 
@@ -87,6 +87,7 @@ def _without(file: Path) -> None:
         (INDEX, _without, f"its {SECOND} does not hold lm_head.weight, which {INDEX} looks for in it"),
         (INDEX, _shrink, f"its {INDEX} cannot be read"),
         (INDEX, lambda f: f.write_text("[]"), f"its {INDEX} cannot be read"),
+        (QUANTIZED, lambda f: f.write_text("{}"), f"its {QUANTIZED} says that weights are quantized"),
     ],
 )
 def test_a_file_that_is_not_whole_is_named_with_what_helps(tmp_path, name, harm: Callable[[Path], None], complaint):

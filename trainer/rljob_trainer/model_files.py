@@ -22,6 +22,8 @@ from rljob_api.spec.model import LoraSpec
 POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX = "model.safetensors.index.json"
 COPY = "copy the whole model directory again"
+QUANTIZED = "hf_quant_config.json"
+"""Of NVIDIA's ModelOpt up to 0.29. vLLM 0.32 quantizes by it, whatever config.json says (transformers_utils/config.py)."""
 LONGEST_HEADER = 100 * 2**20
 """Bytes, as the library safetensors has it."""
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
@@ -70,6 +72,9 @@ def _require_files(path: Path) -> None:
     for file in sorted(path.iterdir()):
         if file.is_file() and is_pointer(file):
             raise Damaged(file, "is a Git LFS pointer, not the file itself", "fetch it with git lfs pull")
+    if (path / QUANTIZED).is_file():
+        fix = "use a directory in bfloat16, which has no such file"
+        raise Damaged(path / QUANTIZED, "says that weights are quantized, and those are not trained", fix)
 
 
 def weight_files(path: Path) -> list[Path]:
