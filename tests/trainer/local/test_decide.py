@@ -213,7 +213,7 @@ def test_values_of_the_command_line_replace_those_of_the_file(tmp_path: Path) ->
     make_inputs(tmp_path)
     assert load(tmp_path / "m.yaml", [f"/data={tmp_path}"], ["train.steps=3"]).spec.train.steps == 3
     with pytest.raises(ManifestError, match=r"^spec.train.stepps = 3: there is no such field; did you mean steps\?$"):
-        load(tmp_path / "m.yaml", [], ["train.stepps=3"])
+        load(tmp_path / "m.yaml", [f"/data={tmp_path}"], ["train.stepps=3"])
     with pytest.raises(ManifestError, match="^--set 3: is no path and value"):
         load(tmp_path / "m.yaml", [], ["3"])
 
