@@ -55,7 +55,8 @@ class World:
     def train(self, case: parity.Case) -> parity.Result:
         kind = case.setting.model
         if kind not in self.models:
-            self.models[kind] = make_model(self.directory / kind, kind, not FAMILIES[kind].latent)
+            tied = True in FAMILIES[kind].values.get("tie_word_embeddings", (True,))
+            self.models[kind] = make_model(self.directory / kind, kind, tied)
             self.batches[kind] = [make_batch(self.models[kind], step) for step in (1, 2, 3)]
         return parity.run(case, self.models, self.batches)
 
