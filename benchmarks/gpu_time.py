@@ -27,7 +27,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks import jobs, scratch, training, vision
+from benchmarks import jobs, scratch, training, vision, vision_kinds
 from benchmarks.shapes import (
     MODELS,
     PEAK_FLOPS,
@@ -72,7 +72,7 @@ def main() -> None:
     layouts = training.ONE_GPU | training.TWO_GPUS | training.UNEVEN | training.EXPERTS
     parser.add_argument("--layout", choices=list(layouts), default="tp1")
     parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--vision", choices=list(vision.KINDS))
+    parser.add_argument("--vision", choices=list(vision_kinds.KINDS))
     parser.add_argument("--host", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("gpu_time.jsonl"))
     options = parser.parse_args()
@@ -113,7 +113,7 @@ def of_texts(options: argparse.Namespace) -> tuple[Any, Callable[[int], Any], di
 
 def of_images(kind: str) -> tuple[Any, Callable[[int], Any], dict[str, float]]:
     engine = training.start_engine(vision.spec(scratch.SHARED / "rljob-bench-vision" / kind, kind))
-    return engine, lambda step: vision.sampled(vision.KINDS[kind], step), {}
+    return engine, lambda step: vision.sampled(vision_kinds.KINDS[kind], step), {}
 
 
 def profiled(steps: Callable[[], None]) -> list[Kernel]:

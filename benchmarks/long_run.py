@@ -3,9 +3,9 @@
     python -m benchmarks.long_run [--minutes 25] [--architecture qwen2_large] [--learning-rate 5e-6] [--device gpu|cpu] [--out FILE]
 
 examples/arithmetic with a model that is made and warmed up first (`qwen2_large`: 126 M parameters), its server on the trainer's GPU, a save every 50
-steps and an evaluation every 100; no save and no evaluation is waited for at the end. Prints, for each quarter of the time: steps, reward, held-out
-accuracy, differences between log-probabilities of trainer and server, seconds of a step, memory of each process that lived through all of it, and of
-the GPU. FILE gets the same, with the mean reward of every ten steps.
+steps and an evaluation every 100; no save and no evaluation is waited for at the end. Prints, for each quarter of the time: steps, reward,
+differences between log-probabilities of trainer and server, seconds of a step, and at its end memory of each process and of the GPU. FILE gets the
+same, with the mean reward of every ten steps and held-out accuracy by step.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import psutil
 import yaml
 
 from benchmarks import jobs, scratch
-from benchmarks.memory import device
+from benchmarks.memory import anonymous, device
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "arithmetic"
 STEPS = 1_000_000
@@ -124,8 +124,7 @@ def processes(pid: int) -> dict[str, float]:
     found = {}
     for process in psutil.Process(pid).children(recursive=True):
         try:
-            memory = process.memory_info()
-            found[f"{title(process.cmdline())} ({process.pid})"] = round((memory.rss - memory.shared) / 2**20, 1)
+            found[f"{title(process.cmdline())} ({process.pid})"] = round(anonymous(process.pid) / 2**20, 1)
         except psutil.Error:  # it has ended
             continue
     return found

@@ -58,11 +58,11 @@ def host(pid: int) -> float:
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
         return 0.0
-    anonymous = sum(_anonymous(process.pid) for process in processes)
-    return round((anonymous + psutil.virtual_memory().shared) / 2**30, 3)
+    return round((sum(anonymous(process.pid) for process in processes) + psutil.virtual_memory().shared) / 2**30, 3)
 
 
-def _anonymous(pid: int) -> int:
+def anonymous(pid: int) -> int:
+    """Bytes of a process that are neither files nor shared. 0: it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

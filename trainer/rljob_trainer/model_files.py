@@ -23,7 +23,7 @@ POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX = "model.safetensors.index.json"
 COPY = "copy the whole model directory again"
 QUANTIZED = "hf_quant_config.json"
-"""Of NVIDIA's ModelOpt up to 0.29. vLLM 0.32 quantizes by it, whatever config.json says (transformers_utils/config.py)."""
+"""Of NVIDIA's ModelOpt up to 0.29. vLLM 0.32 quantizes by it where config.json has no `quantization_config` (transformers_utils/config.py)."""
 LONGEST_HEADER = 100 * 2**20
 """Bytes, as the library safetensors has it."""
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}

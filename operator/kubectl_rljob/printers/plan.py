@@ -228,10 +228,8 @@ def batch(spec: RLJobSpec, whole: bool) -> list[str]:
     if spec.task == "service":
         return ["what clients send in one call"]
     if spec.evaluation.only:
-        return [
-            "nothing is trained, with spec.evaluation.only",
-            *([f"not started: {', '.join(spec.idle)}"] if spec.idle else []),
-        ]
+        idle = [f"not started: {', '.join(spec.idle)}"] if spec.idle else []
+        return ["nothing is trained, with spec.evaluation.only", *idle]
     a, t, (drawn, sample) = Amounts.of(spec), spec.train, NOUNS[spec.task]
     lines = [f"{_of(a.groups_per_step, a.group, spec)}{plural(a.samples_per_step, sample)} per step"]
     if not whole:

@@ -17,10 +17,9 @@ TEMPLATE = """
 {%- if add_generation_prompt %}{{- '<|im_start|> assistant ' }}{%- endif %}"""
 PROCESSORS = {
     "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
-    "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
-    "qwen3_vl_moe": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
-    "qwen3_5": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
-    "qwen3_5_moe": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+    **dict.fromkeys(
+        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), ("Qwen3VLProcessor", "Qwen3VLVideoProcessor")
+    ),
 }
 SPECIAL = {"<|image_pad|>": PAD, "<|video_pad|>": VIDEO, "<|vision_start|>": FIRST, "<|vision_end|>": LAST}
 
