@@ -103,8 +103,12 @@ test: check ## Everything: check, the trainer on real megatron-core and vLLM, en
 	$(AT_ONCE) slow-operator slow-rest slow-megatron
 	$(E2E_TWICE) -m "not extra"
 
+.PHONY: fuzz
+fuzz: setup ## Properties on examples that no run had before
+	$(PY) -m pytest -q --hypothesis-profile=fuzz -m "hypothesis and not slow" tests
+
 .PHONY: test-all
-test-all: test ## Everything, with the tests that take longest
+test-all: test fuzz ## Everything, with the tests that take longest
 	$(PYTEST_TWICE) -m extra tests
 	$(E2E_TWICE) -m extra
 

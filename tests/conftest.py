@@ -1,4 +1,5 @@
-"""What holds for all tests: Hypothesis judges none of them by its time, which is the machine's; and what is extra is slow as well.
+"""What holds for all tests: Hypothesis judges none of them by its time, which is the machine's, and draws the same examples in each run, so that a
+commit passes or does not (`make fuzz` draws new ones); and what is extra is slow as well.
 
 The modules of all tests are millions of objects and no garbage. Whoever looks for garbage does not go through them: neither these processes nor
 those that they fork, each of which would copy them all.
@@ -10,8 +11,9 @@ import os
 import pytest
 from hypothesis import settings
 
-settings.register_profile("timeless", deadline=None)
-settings.load_profile("timeless")
+settings.register_profile("fuzz", deadline=None)
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
 os.register_at_fork(after_in_child=gc.freeze)
 gc.disable()
 

@@ -64,6 +64,7 @@ def unfit(config: Mapping[str, Any]) -> list[Unfit]:
     return [
         *_counts(language, (*FROM_ONE, *OF_LATENTS, *OF_INDEXERS, *OF_DELTA_NETS), 1),
         *_counts(language, FROM_ZERO, 0),
+        *_width(language),
         *_dense_layers(language),
         *_groups(language),
         *_layer_types(language),
@@ -101,6 +102,13 @@ def _counts(section: Mapping[str, Any], keys: tuple[str, ...], low: int, prefix:
 
 def _is_count(value: Any, low: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= MOST
+
+
+def _width(language: Mapping[str, Any]) -> Iterator[Unfit]:
+    hidden, heads = language.get("hidden_size"), language.get("num_attention_heads")
+    if language.get("head_dim") is None and _is_count(hidden, 1) and _is_count(heads, 1) and hidden < heads:
+        rule = f"must be at least num_attention_heads = {heads}: a head is hidden_size / num_attention_heads wide, where head_dim is not given"
+        yield Unfit("hidden_size", hidden, rule)
 
 
 def _dense_layers(language: Mapping[str, Any]) -> Iterator[Unfit]:

@@ -55,7 +55,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(list(PLACES)), JSON, st.integers(1, 3000))
 def test_no_value_ends_a_validation(place: str, value: Any, times: int) -> None:
     for spec in (placed(PLACES[place], value), placed(PLACES[place], [value] * times)):

@@ -98,6 +98,7 @@ RULES = [
     (DENSE | {"model_type": "mistral", "hidden_act": "gelu"}, {}, M, "its hidden_act = gelu is not supported"),
     (DENSE | {"layer_types": [LOCAL] * 12}, {}, M, "its layer_types = ['sliding_attention', "),
     (DENSE | {"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"] * 12}, {}, M, "its layer_types = ['full_attention', "),
+    (DENSE | {"hidden_size": 3}, {}, M, "its config.json has hidden_size = 3, which must be at least num_attention_heads = "),
     (LATENT | {"n_group": 2, "topk_group": 4}, {}, M, "its config.json has topk_group = 4, which must be at most n_group = 2: experts are chosen"),
     (DENSE | ABOVE | {"rope_theta": 1e6}, {}, M, "its config.json has rope_theta = 1000000.0, which must be 10000.0, as rope_parameters.rope_"),
     (DENSE | ABOVE | {"original_max_position_embeddings": 16}, {}, M, "its config.json has original_max_position_embeddings = 16, which must be 64"),

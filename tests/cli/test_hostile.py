@@ -92,7 +92,7 @@ VERBS = [
 
 
 @pytest.mark.parametrize("argv", VERBS, ids=" ".join)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(status=hostile_status(), reason=texts, message=texts)
 def test_a_hostile_status_is_printed_harmlessly(
     api: FakeApi, rljob: Rljob, argv: tuple[str, ...], status: dict[str, Any], reason: str, message: str

@@ -48,9 +48,9 @@ MODELS += [
 ]  # fmt: skip
 SPECS = [yaml.safe_load(file.read_text())["spec"] for file in sorted(EXAMPLES.glob("*/rljob.yaml"))]
 SPECS += [make_spec(), *map(make_supervised, ("sft", "dpo", "rewardModel", "pretrain"))]
-ODD = st.sampled_from(
-    [None, True, False, 0, 1, -1, 7, 0.5, 1e300, 10**30, "", "a word", "8", "/data/../..", [], {}, [None], ["x"], [7], {"x": 1}, {"x": {"y": []}}]
-)  # fmt: skip
+ODD = [
+    None, True, False, 0, 1, -1, 7, 0.5, 1e300, 10**30, "", "a word", "8", "/data/../..", [], {}, [None], ["x"], [7], {"x": 1}, {"x": {"y": []}},
+]  # fmt: skip
 GONE = object()
 
 
@@ -77,7 +77,7 @@ def spoilt(draw: st.DrawFn, values: list[Any]) -> Any:
     found = deepcopy(draw(st.sampled_from(values)))
     for _ in range(draw(st.integers(0, 3))):
         if somewhere := [*places(found)]:
-            put(found, draw(st.sampled_from(somewhere)), draw(st.just(GONE) | ODD.map(deepcopy)))
+            put(found, draw(st.sampled_from(somewhere)), draw(st.just(GONE) | st.sampled_from(ODD).map(deepcopy)))
     return found
 
 
@@ -88,6 +88,17 @@ def planned(spec: Any, config: Any, device: Gpu | None) -> str:
     data.render([dump(found) | {"placement": where.dump()}], "json")
     assert bool(found.violations or found.misfits()) is not shown.rpartition("\n\n")[2].startswith("Valid")
     return shown
+
+
+KEYS = {path: model for model in MODELS for path in places(model)}
+
+
+@pytest.mark.parametrize("path", KEYS, ids=lambda path: ".".join(map(str, path)))
+def test_a_plan_of_a_model_with_any_value_in_one_place_is_printed(path: tuple[Any, ...]) -> None:
+    for odd in (GONE, *ODD):
+        config = deepcopy(KEYS[path])
+        put(config, path, deepcopy(odd))
+        planned(deepcopy(SPECS[0]), config, Gpu(80 * 2**30))
 
 
 @settings(max_examples=100)

@@ -46,7 +46,7 @@ def with_servers(spec: dict[str, Any], **sizes: Any) -> dict[str, Any]:
     return spec | {"rollout": spec["rollout"] | sizes}
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     recipe=st.sampled_from(RECIPES),
     nodes=st.sampled_from((1, 2, 4, 8)),

@@ -95,7 +95,7 @@ EVENTS = st.tuples(
 """Object, namespace, what happened, by how much the version grows, and whether somebody looks at the capacity."""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(EVENTS, max_size=40))
 def test_capacity_that_is_kept_is_what_would_be_added_up_after_any_events(events: list[Any]) -> None:
     cache, version, grown = ClusterCache(lambda: 0.0), 10, list[None]()

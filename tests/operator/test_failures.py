@@ -57,7 +57,7 @@ def test_of_two_clocks_that_disagree_none_is_believed_and_the_cause_that_is_know
 
 
 @given(data=st.data(), nodes=st.integers(3, 7))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_clocks_say_the_cause_is_the_first_failure_whose_clock_agrees_with_most(
     data: st.DataObject, nodes: int
 ) -> None:

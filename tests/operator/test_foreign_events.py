@@ -64,7 +64,7 @@ def mutated(draw: st.DrawFn) -> Object:
 
 @given(st.lists(mutated(), max_size=4))
 @example([{"kind": "RLJob", "metadata": META, "spec": True, "status": 3}])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_object_ends_the_operator(objects: list[Object]) -> None:
     cache = ClusterCache(lambda: 0.0)
     handlers = EventHandlers(cache, lambda job, after: None, 30.0)

@@ -10,7 +10,7 @@ from rljob_api import names
 from rljob_operator.cache.cluster import ClusterCache
 from simulator.objects import job_object
 
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 TEXT = st.sampled_from(
     ["", "x", "demo", "trainer", "True", "soon", "2026-01-01T00:00:00Z", "0000-13-99T99:99:99Z", "\x1b[2J", "½", "²"]
 )

@@ -278,9 +278,7 @@ class Histories(RuleBasedStateMachine):
         self.world.edit_spec(image=image)
 
 
-Histories.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Histories.TestCase.settings = settings(max_examples=12, stateful_step_count=20, suppress_health_check=list(HealthCheck))
 test_histories = Histories.TestCase
 
 
@@ -288,5 +286,5 @@ test_histories = Histories.TestCase
 def test_many_more_histories() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    many = settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+    many = settings(max_examples=40, stateful_step_count=25, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(Histories, settings=many)

@@ -63,7 +63,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 IDENTITY = {"protocol": names.PROTOCOL, "pod": "demo-trainer-0", "podUid": "pod-0", "bootId": "boot-0"}
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
 
 def decide_on(report: Any) -> Decision:
@@ -103,7 +103,7 @@ def test_good_reports_are_among_those_that_are_tried() -> None:
     """So the tests before this one show something."""
     readable = []
 
-    @settings(max_examples=200, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=200, suppress_health_check=list(HealthCheck))
     @given(REPORT)
     def look(report: Any) -> None:
         readable.append(kept(IDENTITY | report).report is not None)

@@ -71,7 +71,7 @@ def holds(e: Mapping[str, Any], values: Mapping[str, str]) -> bool:
     return False
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(terms, st.lists(st.builds(Node, st.sampled_from(["n1", "n2"]), labels), min_size=1, max_size=4))
 def test_it_matches_as_its_expressions_do_also_a_node_whose_labels_have_changed(
     wanted: list[dict[str, Any]], nodes: list[Node]

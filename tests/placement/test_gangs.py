@@ -119,7 +119,7 @@ def test_a_frozen_model_moves_no_gradients_and_half_of_a_training_pass() -> None
     assert (columns.one, columns.other, columns.bytes) == (0, 2, 12 * tokens)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(st.integers(0, 8), min_size=1, max_size=4),
     trainer=st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(1, 4), st.integers(1, 4)),

@@ -79,7 +79,7 @@ def scanned_nearest(places: Places, pod: int) -> bool:
     return bool(free)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(problems(), st.randoms(use_true_random=False))
 def test_the_nearest_node_is_the_one_that_a_look_at_all_nodes_finds(problem: PlacementProblem, random: Random) -> None:
     places = begun(problem, random)
@@ -136,7 +136,7 @@ class Scanning(improving.Improvement):
         pass
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(problems(), st.randoms(use_true_random=False), st.sampled_from([0, 100]))
 def test_a_placement_is_improved_as_by_a_look_at_all_pods_and_nodes(
     problem: PlacementProblem, random: Random, small: int
@@ -169,7 +169,7 @@ def scanned_domains(domains: list[Domain], usable: dict[int, int], wanted: int) 
         wanted -= count
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), max_size=9), st.integers(1, 3), st.data())
 def test_domains_are_chosen_as_by_a_look_at_all_of_them(sizes: list[Any], unit: int, data: st.DataObject) -> None:
     domains = [Domain(str(i), capacity=size, kept=kept) for i, (size, kept) in enumerate(sizes)]
@@ -179,7 +179,7 @@ def test_domains_are_chosen_as_by_a_look_at_all_of_them(sizes: list[Any], unit: 
     assert [(d.name, count) for d, count in found if count] == [(d.name, count) for d, count in expected if count]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(problems())
 def test_a_gang_of_which_a_bound_says_that_it_does_not_fit_does_not(problem: PlacementProblem) -> None:
     found = quotas(problem)

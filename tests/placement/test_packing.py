@@ -28,7 +28,7 @@ def fit(free: Sequence[Amounts], pods: Sequence[tuple[Amounts, frozenset[int]]])
 AMOUNTS = st.tuples(st.integers(0, 8), st.integers(1, 8))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     free=st.lists(AMOUNTS, min_size=1, max_size=4),
     kinds=st.lists(

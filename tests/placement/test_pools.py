@@ -73,7 +73,7 @@ def test_servers_that_stay_take_no_room_and_keep_their_nodes() -> None:
     assert list(found.newcomers(gang, Stay(pools={"judge": {0: "n0-0"}}))) == [("n0-1", gang.trainer)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(0, 8), min_size=1, max_size=5),
     gang=st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(1, 4), st.integers(1, 4)),

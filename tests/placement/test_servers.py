@@ -93,7 +93,7 @@ def test_pools_have_them_too() -> None:
     assert report(cluster, gang, found).pools == {"judge": ["b0/r1", "b1/r2"]}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     sizes=st.lists(st.integers(0, 4), min_size=1, max_size=6),
     shape=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(2, 4)),

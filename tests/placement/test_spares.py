@@ -43,7 +43,7 @@ def test_rollouts_come_first() -> None:
     assert all(found.rollouts) and found.spares == ("",)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     racks=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     busy=st.lists(st.integers(0, 15), max_size=6, unique=True),

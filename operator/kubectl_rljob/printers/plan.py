@@ -11,6 +11,7 @@ from kubectl_rljob.printers import estimates, placement
 from kubectl_rljob.printers.text import plural, table
 from kubectl_rljob.sharing import sharing
 from rljob_api import names
+from rljob_api.config_json import unfit
 from rljob_api.families import language_of, targets_of
 from rljob_api.rules import Violation
 from rljob_api.sizing.layout import Amounts, Layout
@@ -145,10 +146,13 @@ def stages(cut: Stages) -> str:
 def model(config: dict[str, Any] | None) -> str:
     if config is None:
         return "not checked (--model checks heads and layers, and estimates memory)"
+    if unfit(config):
+        return "not read, for the values that are named below"
     own = language_of(config)
     known = [f"{own[key]:,} {word}" for key, word in MODEL_KEYS.items() if isinstance(own.get(key), int)]
     tower = ["a vision tower"] if "vision_config" in config else []
-    return ": ".join(filter(None, (config.get("model_type", "unknown type"), ", ".join([*known, *tower]))))
+    kind = config.get("model_type") or "unknown type"
+    return ": ".join(filter(None, (kind, ", ".join([*known, *tower]))))
 
 
 def adapters(lora: LoraSpec | None, plan: Plan) -> list[str]:

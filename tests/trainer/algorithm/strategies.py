@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rljob_trainer.algorithm.episodes import Episodes
 from trainer.algorithm.cases import episodes
 
-PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)
+PROPERTY = settings(max_examples=25)
 """The same examples in every run, however slow the machine."""
 QUARTERS = st.integers(-8, 8).map(lambda n: n / 4)
 """Rewards that are equal or clearly different: what is almost equal is a case of its own."""

@@ -43,7 +43,7 @@ def learnt_runs(chat: Chat, tok) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ENDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_loss_is_on_the_assistants_words_and_their_end_of_turn_and_on_nothing_else(name, data):
     template, end = ENDS[name]
@@ -63,7 +63,7 @@ CALLS = [{"type": "function", "function": {"name": "add", "arguments": {"x": 1}}
 TOOLS = [{"type": "function", "function": {"name": "add", "description": USER}}]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(user=text(USER), results=st.lists(text(TOOL), min_size=1, max_size=3), answer=text(ASSISTANT))
 def test_calls_of_tools_are_learnt_and_what_the_tools_answer_is_not(user, results, answer):
     messages = (
@@ -96,7 +96,7 @@ def test_thoughts_that_a_template_drops_from_earlier_turns_are_no_reason_to_gues
     assert learnt.strip() == "<think>\nz\n</think>\n\nx<|im_end|>"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_what_an_argument_lets_the_template_write_in_front_of_the_answer_is_not_learnt(data):
     """Qwen3's enable_thinking: false ends the header with an empty thought, which nobody asks the model to write."""

@@ -28,7 +28,7 @@ def packed(documents: list[list[int]], length: int) -> ExampleSet:
     return PackedDocuments([file], make_spec(task="pretrain", data={"maxTokens": length}).data, "train")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=12), length=st.integers(1, 9))
 def test_every_token_but_a_documents_first_is_predicted_once_from_its_own_document(lengths, length):
     """Tokens are (document, place), so that a piece shows where it comes from."""

@@ -78,7 +78,7 @@ async def story(root: Path, events: list[tuple[str, object]]) -> tuple[World, di
 
 
 @given(events=EVENTS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_every_request_counts_once_and_in_order_whatever_arrives_or_crashes_when(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, object]]
 ) -> None:

@@ -57,7 +57,7 @@ async def absent(world: World, clock: Clock, what: str, seconds: float) -> None:
 
 
 @given(ABSENCES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 async def test_a_client_that_lives_keeps_its_session_and_its_results_however_long_the_gateway_was_away(
     clock: Clock, absences: list[tuple[str, float]]
 ) -> None:

@@ -41,7 +41,7 @@ def one_by_one(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta:
 LENGTHS = st.lists(st.integers(1, 3 * CHUNK), min_size=1, max_size=6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(lengths=LENGTHS, seed=st.integers(0, 2**16))
 def test_each_sequence_of_a_row_is_what_the_formula_gives_it_alone(lengths: list[int], seed: int) -> None:
     given_, ends = row(lengths, seed)
@@ -85,7 +85,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
         assert float((above - below) / 2e-3) == pytest.approx(float((x.grad * direction).sum()), rel=2e-2, abs=1e-2)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6), bias=st.booleans())
 def test_a_convolution_sees_no_token_of_another_sequence(lengths: list[int], bias: bool) -> None:
     torch.manual_seed(0)

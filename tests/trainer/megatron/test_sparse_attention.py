@@ -32,7 +32,7 @@ CUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5), most=st.integers(1, 12), seed=st.integers(0, 99))
 def test_a_query_attends_to_the_tokens_of_the_highest_scores_in_its_own_sequence(
     megatron: None, lengths: list[int], most: int, seed: int

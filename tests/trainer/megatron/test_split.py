@@ -21,7 +21,7 @@ KEYS = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(layers=st.integers(1, 24), pipeline=st.integers(2, 4), virtual=st.integers(1, 3), keys=KEYS)
 def test_stages_are_those_of_megatron_core(layers: int, pipeline: int, virtual: int, keys: dict[str, Any]) -> None:
     try:
