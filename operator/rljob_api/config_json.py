@@ -105,8 +105,10 @@ def _is_count(value: Any, low: int) -> bool:
 
 
 def _width(language: Mapping[str, Any]) -> Iterator[Unfit]:
-    hidden, heads = language.get("hidden_size"), language.get("num_attention_heads")
-    if language.get("head_dim") is None and _is_count(hidden, 1) and _is_count(heads, 1) and hidden < heads:
+    hidden, heads = language.get("hidden_size", 0), language.get("num_attention_heads", 0)
+    if language.get("head_dim") is not None or not (_is_count(hidden, 1) and _is_count(heads, 1)):
+        return
+    if hidden < heads:
         rule = f"must be at least num_attention_heads = {heads}: a head is hidden_size / num_attention_heads wide, where head_dim is not given"
         yield Unfit("hidden_size", hidden, rule)
 
