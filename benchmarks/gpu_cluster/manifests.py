@@ -22,12 +22,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor-parallel": {"rollout": COLOCATED, "trainer": {"processesPerNode": 2, "parallelism": {"tensor": 2}}},
 }
 """Changes of examples/arithmetic/gpu.yaml: one GPU; one trains and one generates; data parallel in two pods; tensor parallel in one."""
-CPU = "cpu"
+CPU, REHEARSED_GPU = "cpu", "rljob.dev/rehearsed-gpu"
 REHEARSAL: dict[str, Any] = {
     "rollout": {"placement": "colocated", "replicas": 0, "minReplicas": 0, "template": None},
-    "trainer": {"nodes": 1, "parallelism": None, "template": {"resources": {"limits": {"memory": "7Gi"}}}},
+    "trainer": {
+        "nodes": 1,
+        "parallelism": None,
+        "template": {"resources": {"limits": {"memory": "7Gi", REHEARSED_GPU: 1}}},
+    },
 }
-"""Changes of examples/arithmetic/rljob.yaml: the same steps on a machine without GPUs."""
+"""Changes of examples/arithmetic/rljob.yaml: the same steps on a machine without GPUs. `up 0` says that it has one, so that jobs wait for it."""
 
 
 def job(layout: str, name: str, steps: int, mounts: dict[str, tuple[str, str]], **changes: Any) -> Object:

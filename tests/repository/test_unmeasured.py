@@ -50,7 +50,7 @@ def require_accepted(command: str, monkeypatch: pytest.MonkeyPatch) -> list[Name
     """The options of its benchmarks."""
     monkeypatch.setattr(ArgumentParser, "parse_args", accepted)
     found = []
-    for module, options in re.findall(r"-m (benchmarks\.\w+)([^;\"]*)", command):
+    for module, options in re.findall(r"-m (benchmarks(?:\.\w+)+)([^;\"]*)", command):
         monkeypatch.setattr(sys, "argv", [module, *shlex.split(options)])
         with pytest.raises(Accepted) as read:
             import_module(module).main()
