@@ -4,7 +4,7 @@ the sizes of layers that have something else than plain attention."""
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from rljob_api.families import has_delta_nets, language_of
 from rljob_api.indexers import FULL, LETTERS, SHARED, indexers_of, scheduled_indexers
@@ -100,13 +100,15 @@ def _counts(section: Mapping[str, Any], keys: tuple[str, ...], low: int, prefix:
     yield from (Unfit(f"{prefix}{key}", value, rule) for key, value in given if not _is_count(value, low))
 
 
-def _is_count(value: Any, low: int) -> TypeGuard[int]:
+def _is_count(value: Any, low: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= MOST
 
 
 def _width(language: Mapping[str, Any]) -> Iterator[Unfit]:
-    hidden, heads = language.get("hidden_size"), language.get("num_attention_heads")
-    if language.get("head_dim") is None and _is_count(hidden, 1) and _is_count(heads, 1) and hidden < heads:
+    hidden, heads = language.get("hidden_size", 0), language.get("num_attention_heads", 0)
+    if language.get("head_dim") is not None or not (_is_count(hidden, 1) and _is_count(heads, 1)):
+        return
+    if hidden < heads:
         rule = f"must be at least num_attention_heads = {heads}: a head is hidden_size / num_attention_heads wide, where head_dim is not given"
         yield Unfit("hidden_size", hidden, rule)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rljob_operator.model.pod_events import INTERVAL, MOST_ASKED, STARTING
-from rljob_operator.reconcile.reconciler import DISPLAY_SPACING
+from rljob_operator.reconcile.status_pace import DISPLAY_SPACING
 from rljob_operator.times import stamp
 from simulator.controllers import sync_stateful_sets
 from simulator.makers import make_job

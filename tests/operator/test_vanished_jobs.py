@@ -139,14 +139,15 @@ async def test_a_job_that_vanishes_while_its_namespace_is_not_served_is_forgotte
     async with a_process() as operator:
         cluster = FakeCluster()
         reconciler = Reconciler(cluster, operator._cache, 30.0)
-        reconciler._state.display[KEY] = 1.0
+        with reconciler._pace.writing(KEY):
+            pass
         objects = dict(of_the_cluster())
         objects["Pod"]["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": sorted(FINALIZERS)}
         for kind in ("RLJob", "Pod"):
             operator._cache.of_kind(kind).put(objects[kind])
         await operator._reconcile(reconciler, KEY)
-        assert reconciler._state.display, "what was not listed yet would look absent"
+        assert reconciler._pace._display, "what was not listed yet would look absent"
         operator._cache.of_kind("RLJob").delete(KEY)
         await operator._reconcile(reconciler, KEY)
-        assert not reconciler._state.display
+        assert not reconciler._pace._display
         assert cluster.requests == 0, "the pod is not ours"

@@ -32,8 +32,6 @@ class ReconcilerState:
 
     conflicts: dict[Key, tuple[ChildProblem, ...]] = field(default_factory=dict)
     """Children that could not be written, and why."""
-    display: dict[Key, float] = field(default_factory=dict)
-    """When a status in which only counts and sentences have changed may be written next, in seconds since the epoch."""
     attempts: dict[Key, tuple[AttemptId, float]] = field(default_factory=dict)
     """The open attempt, and when we first saw it, in seconds since the epoch: its heartbeat counts as no older than that."""
     gone: dict[Key, tuple[AttemptId, set[str]]] = field(default_factory=dict)
@@ -54,7 +52,7 @@ class ReconcilerState:
         return known[1]
 
     def forget(self, key: Key) -> None:
-        for by_job in (self.conflicts, self.display, self.attempts, self.gone):
+        for by_job in (self.conflicts, self.attempts, self.gone):
             by_job.pop(key, None)
 
 

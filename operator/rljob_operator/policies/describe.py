@@ -30,6 +30,7 @@ from rljob_operator.policies.nodes import leaves_later, needed, why
 from rljob_operator.policies.placement import on_nodes, refusal_message, unscheduled
 from rljob_operator.policies.pod_problem import pod_problem
 from rljob_operator.policies.pods import stuck_pods
+from rljob_operator.policies.progress import urgent
 from rljob_operator.policies.servers import server_name, unready
 from rljob_operator.times import stamp
 
@@ -327,6 +328,11 @@ OBSERVATIONAL = (
 def is_display(old: JobStatus, new: JobStatus) -> bool:
     """Whether two statuses differ in nothing but counts, sentences and their conditions."""
     return _differ_only_in(DISPLAY, old, new)
+
+
+def can_wait(old: JobStatus, new: JobStatus) -> bool:
+    """Whether two statuses differ in nothing but counts, sentences and numbers of progress."""
+    return urgent(new.progress) == urgent(old.progress) and _differ_only_in((*DISPLAY, "progress"), old, new)
 
 
 def is_observational(old: JobStatus, new: JobStatus) -> bool:

@@ -50,7 +50,7 @@ def record_progress(s: Snapshot, status: JobStatus) -> Change:
     if _same(new, old):
         return Change(status, events)
     due, latest = seconds(old.updated_at) + s.progress_interval, s.now + s.progress_interval + 1.0
-    if _urgent(new) == _urgent(old) and not events and s.now < due <= latest and not just_ended(s, status):
+    if urgent(new) == urgent(old) and not events and s.now < due <= latest and not just_ended(s, status):
         return Change(status, due=(due,))
     return Change(set_(status, progress=new), events)
 
@@ -130,7 +130,7 @@ def _same(a: ProgressStatus, b: ProgressStatus) -> bool:
     return a.model_copy(update={"updated_at": b.updated_at}) == b
 
 
-def _urgent(p: ProgressStatus) -> tuple[object, ...]:
+def urgent(p: ProgressStatus) -> tuple[object, ...]:
     """What is written at once when it changes. The phases within a step are one here, since they change several times per step."""
     return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, coarse_phase(p.phase), p.steps, p.warnings)
 

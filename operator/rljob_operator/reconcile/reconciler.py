@@ -12,10 +12,11 @@ from rljob_operator.model.children import REFUSALS, ChildProblem
 from rljob_operator.model.observer import Observer, ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.decide import Decision, Event, decide
-from rljob_operator.policies.describe import is_display, is_observational
+from rljob_operator.policies.describe import is_observational
 from rljob_operator.policies.nodes import nodes_to_leave
 from rljob_operator.reconcile.events import EventRecorder
 from rljob_operator.reconcile.large_specs import LargeSpecs
+from rljob_operator.reconcile.status_pace import StatusPace
 from rljob_operator.reconcile.writer import ForeignStatus, Writer
 from rljob_operator.render import render
 from rljob_operator.render.agent_sandbox import unneeded
@@ -23,9 +24,6 @@ from rljob_operator.schedulers.builtin.scheduler import GangScheduler
 
 log = logging.getLogger(__name__)
 
-DISPLAY_SPACING, DISPLAY_SHARE = 5.0, 0.01
-"""For a status in which only counts and sentences have changed, which happens often, since pods become ready one by one: the seconds between two
-writes, at least, and the share of the time that such writes may take. The longer the API server takes for one, the rarer they are."""
 FOREIGN = Event(
     "Warning",
     reasons.FOREIGN_STATUS,
@@ -55,7 +53,7 @@ class Reconciler:
         self._scheduler = GangScheduler(cache)
         self._specs = LargeSpecs()
         self._events = EventRecorder(api)
-        self._longest_spacing = progress_interval
+        self._pace = StatusPace(progress_interval, clock)
         self._clock = clock
 
     async def __call__(self, key: Key) -> float | None:
@@ -102,6 +100,7 @@ class Reconciler:
         self._cache.forget(key)
         self._specs.forget(key)
         self._writer.forget(key)
+        self._pace.forget(key)
         self._events.forget(key)
 
     async def offer_capacity(self) -> set[Key]:
@@ -126,12 +125,12 @@ class Reconciler:
         """Writes the status if it has changed. Returns the seconds by which the write is postponed; None: it is not."""
         if decision.status == s.status and "status" in job:
             return None
-        wait = self._state.display.get(key, 0.0) - s.now
-        if wait > 0 and is_display(s.status, decision.status):
+        wait = 0.0 if decision.events else self._pace.wait(key, s.status, decision.status)
+        if wait:
             return wait
-        began = self._clock()
         try:
-            await self._writer.status(job, decision.status)
+            with self._pace.writing(key):
+                await self._writer.status(job, decision.status)
         except ForeignStatus:
             await self._events.record(s.job, (FOREIGN,), s.now)
             raise
@@ -140,6 +139,4 @@ class Reconciler:
                 said = f"the API server refuses the job's status: {error}"
                 await self._events.record(s.job, (Event("Warning", reasons.STATUS_REFUSED, said),), s.now)
             raise
-        spacing = max(DISPLAY_SPACING, (self._clock() - began) / DISPLAY_SHARE)
-        self._state.display[key] = s.now + min(spacing, self._longest_spacing)
         return None
