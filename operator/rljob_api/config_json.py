@@ -32,8 +32,8 @@ OF_DELTA_NETS = (
 )
 """What the model of a family with gated delta nets is computed from as well."""
 OF_THE_TOWER = (
-    *("depth", "hidden_size", "intermediate_size", "out_hidden_size", "in_channels", "in_chans", "patch_size"),
-    *("temporal_patch_size", "spatial_merge_size", "num_position_embeddings"),
+    *("depth", "hidden_size", "intermediate_size", "num_heads", "out_hidden_size", "in_channels", "in_chans"),
+    *("patch_size", "temporal_patch_size", "spatial_merge_size", "num_position_embeddings"),
 )
 OF_ROPE = ("factor", "original_max_position_embeddings", "partial_rotary_factor")
 OF_ROPE_OR_ABOVE = ("original_max_position_embeddings", "partial_rotary_factor", "rope_theta")
@@ -165,6 +165,9 @@ def _tower(vision: Mapping[str, Any], language: Mapping[str, Any]) -> Iterator[U
     yield from _counts(vision, OF_THE_TOWER, 1, "vision_config.")
     for key in (key for key in ("in_channels", "in_chans") if vision.get(key, 3) not in (3, None)):
         yield Unfit(f"vision_config.{key}", vision[key], "must be 3: pictures have three colours")
+    yield from _heads_of_tower(vision.get("num_heads"), vision.get("hidden_size"))
+    for key in (key for key in ROPES if not isinstance(vision.get(key), dict | None)):
+        yield Unfit(f"vision_config.{key}", vision[key], "must be a mapping")
     out, hidden = vision.get("out_hidden_size"), language.get("hidden_size")
     if None not in (out, hidden) and out != hidden:
         yield Unfit("vision_config.out_hidden_size", out, f"must be {hidden}, the hidden_size of the language model")
@@ -173,6 +176,13 @@ def _tower(vision: Mapping[str, Any], language: Mapping[str, Any]) -> Iterator[U
         yield Unfit("vision_config.deepstack_visual_indexes", layers, "must be a list")
     elif layers:
         yield from _deepstack(layers, vision.get("depth"), language.get("num_hidden_layers"))
+
+
+def _heads_of_tower(heads: Any, hidden: Any) -> Iterator[Unfit]:
+    """Row and column of a patch rotate a half of a head each, by pairs of its numbers."""
+    if _is_count(heads, 1) and _is_count(hidden, 1) and hidden % (4 * heads):
+        rule = f"must divide hidden_size = {hidden} into heads of a multiple of 4 numbers"
+        yield Unfit("vision_config.num_heads", heads, rule)
 
 
 def _deepstack(layers: list[Any], depth: Any, below: Any) -> Iterator[Unfit]:
@@ -199,6 +209,9 @@ def _rope(key: str, rope: Any) -> Iterator[Unfit]:
     for name in (name for name in OF_ROPE if numbers.get(name) is not None):
         if not _is_positive(numbers[name]):
             yield Unfit(f"{key}.{name}", numbers[name], f"must be a number above 0, at most {MOST}")
+    parts = numbers.get("mrope_section")
+    if parts is not None and not (isinstance(parts, list) and all(_is_count(one, 0) for one in parts)):
+        yield Unfit(f"{key}.mrope_section", parts, f"must be a list of whole numbers from 0 to {MOST}")
 
 
 def _is_positive(value: Any) -> bool:

@@ -54,7 +54,8 @@ LOCAL = "sliding_attention"
 VISION = {
     "model_type": "qwen2_5_vl",
     "vision_config": {"depth": 2},
-    "text_config": DENSE | {"model_type": "qwen2_5_vl_text"},
+    "text_config": DENSE
+    | {"model_type": "qwen2_5_vl_text", "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}},
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
 

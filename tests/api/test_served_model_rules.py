@@ -4,12 +4,17 @@ from typing import Any
 
 import pytest
 
-from api.model_configs import DENSE, EXPERTS, HYBRID, NEXT, SHARED, SPARSE, M, P, T, check
+from api.model_configs import DENSE, EXPERTS, HYBRID, NEXT, SHARED, SPARSE, VISION, M, P, T, check
 from api.specs import make_spec
 from rljob_api.families import FAMILIES
 from rljob_api.rules.foreign_keys import KEYS
 from rljob_api.rules.model import model_violations
 from rljob_api.rules.served_model import WINDOWS_ONLY_IF_USED
+
+QWEN3_5 = {
+    "model_type": "qwen3_5",
+    "text_config": {"rope_parameters": {"mrope_section": [11, 11, 10], "mrope_interleaved": True}},
+}
 
 
 @pytest.mark.parametrize("kind", ["glm_moe_dsa", "deepseek_v32"])
@@ -38,7 +43,7 @@ def test_a_family_that_generates_without_its_tower_alone_is_refused_with_the_way
     assert found.fix == f"{way * works}set spec.task to sft, dpo or pretrain"
 
 
-@pytest.mark.parametrize("config", [HYBRID, NEXT | {"num_experts": 6}, {"model_type": "qwen3_5"}])
+@pytest.mark.parametrize("config", [HYBRID, NEXT | {"num_experts": 6}, QWEN3_5])
 def test_gated_delta_nets_generate_on_gpus_with_the_kernels_that_were_compared(config: dict[str, Any]) -> None:
     def rules(**given: Any) -> list[tuple[str, str]]:
         return [(v.field, v.fix) for v in model_violations(make_spec(**given), config)]
@@ -154,6 +159,9 @@ def test_experts_come_from_the_prefix_cache_which_must_be_on() -> None:
 OWN_KEYS = [
     ({"sliding_window": 4096}, "sliding_window", "4096"),
     ({"head_dtype": "bfloat16"}, "head_dtype", '"bfloat16"'),
+    ({"is_encoder_decoder": True}, "is_encoder_decoder", "true"),
+    ({"is_mm_prefix_lm": True}, "is_mm_prefix_lm", "true"),
+    ({"rswa_window": 0}, "rswa_window", "0"),
     ({"compression_config": {"quant_method": "fp8"}}, "compression_config", '{"quant_method": "fp8"}'),
     ({"rope_parameters": {"rope_type": "default", "rope_dim": 8}}, "rope_parameters.rope_dim", "8"),
     ({"rope_scaling": {"type": "default", "use_fope": True}}, "rope_scaling.use_fope", "true"),
@@ -161,6 +169,16 @@ OWN_KEYS = [
     ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor", "0.5"),
     ({"rope_parameters": {"sliding_attention": {"rope_dim": 8}}}, "rope_parameters.sliding_attention.rope_dim", "8"),
 ]
+
+
+@pytest.mark.parametrize("section", ["", "text_config"])
+def test_a_key_that_vllm_alone_follows_counts_in_and_outside_the_section_of_the_language_model(section: str) -> None:
+    text = VISION["text_config"] | {"is_encoder_decoder": section == "text_config"}
+    given = VISION | {"text_config": text, "is_encoder_decoder": section == ""}
+    assert check(given) == [
+        (M, "its config.json has is_encoder_decoder = true, which vLLM follows, and trainer and transformers do not")
+    ]
+    assert check(given | {"is_encoder_decoder": False, "text_config": text | {"is_encoder_decoder": False}}) == []
 
 
 @pytest.mark.parametrize(("config", "key", "value"), OWN_KEYS)
@@ -182,7 +200,9 @@ def test_a_key_that_vllm_alone_reads_is_taken_where_it_says_nothing() -> None:
     for name in ("model", "float32", None):
         assert (
             check(
-                DENSE | {"sliding_window": 0, "head_dtype": name, "compression_config": None, "rope_parameters": rope}
+                DENSE
+                | {"sliding_window": 0, "head_dtype": name, "compression_config": None, "rope_parameters": rope}
+                | {"is_encoder_decoder": False, "is_mm_prefix_lm": False, "rswa_window": None}
             )
             == []
         )

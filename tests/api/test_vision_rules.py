@@ -91,7 +91,7 @@ def test_a_language_model_in_a_section_of_its_own_keeps_the_rules() -> None:
     ],
 )
 def test_a_tower_that_does_not_fit_its_language_model_is_refused(vision: dict[str, Any], said: str) -> None:
-    config = {**VISION, "text_config": DENSE | {"hidden_size": 64}}
+    config = {**VISION, "text_config": VISION["text_config"] | {"hidden_size": 64}}
     ((_, rule),) = check(config | {"vision_config": {"depth": 2} | vision})
     assert said in rule
     assert check(config | {"vision_config": {"depth": 2, "in_channels": 3, "out_hidden_size": 64}}) == []

@@ -39,7 +39,7 @@ MODELS += [
     },
     {
         "model_type": "qwen3_vl",
-        "text_config": MODELS[0],
+        "text_config": MODELS[0] | {"rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True}},
         "vision_config": {
             "depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "out_hidden_size": 2048, "in_channels": 3, "patch_size": 16,
             "temporal_patch_size": 2, "spatial_merge_size": 2, "deepstack_visual_indexes": [5, 11], "num_position_embeddings": 2304,

@@ -57,7 +57,7 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
 
 def fitting_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """The same, of a config.json of a family whose values fit."""
-    config = language_of(config)
+    whole, config = config, language_of(config)
     yield from feature_violations(spec, config)
     for check in (_width_violations, _depth_violations, _expert_violations, indexer_violations):
         for role in (names.ROLE_TRAINER, *_like_the_policy(spec)):
@@ -70,7 +70,7 @@ def fitting_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     yield from speculation_violations(spec, config)
     yield from exact_violations(spec, config)
     if not spec.train.batches.replay:
-        yield from server_violations(spec, config)
+        yield from server_violations(spec, whole)
 
 
 def _value_violations(spec: RLJobSpec, wrong: list[Unfit]) -> Iterator[Violation]:

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.config_json import ROPES
-from rljob_api.families import FAMILIES, family_of, has_latent_attention, rope_of
+from rljob_api.families import FAMILIES, family_of, has_latent_attention, language_of, rope_of
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.foreign_keys import KEYS
+from rljob_api.rules.served_tower import tower_violations, tower_widths
 from rljob_api.rules.widths import feed_forward, heads_of, undivided
 from rljob_api.sizing.replica import longest_context
 from rljob_api.sizing.shape import experts_of
@@ -16,10 +17,18 @@ from rljob_api.type_errors import as_written
 
 CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """Those of DeepSeek and Kimi."""
-OWN: dict[str, tuple[Any, ...]] = {"compression_config": (), "head_dtype": ("model",), "sliding_window": (0,)}
+OWN: dict[str, tuple[Any, ...]] = {
+    "compression_config": (),
+    "head_dtype": ("model",),
+    "is_encoder_decoder": (False,),
+    "is_mm_prefix_lm": (False,),
+    "rswa_window": (),
+    "sliding_window": (0,),
+}
 """Keys of config.json that vLLM 0.32 follows in families in which trainer and transformers do not, and values with which it computes as without them:
-weights that it quantizes as they arrive, the type of numbers of the output layer (model_executor/layers/logits_processor.py), and a window for each
-layer that has no other (config/model.py, `get_sliding_window`)."""
+weights that it quantizes as they arrive; the type of numbers of the output layer (model_executor/layers/logits_processor.py); an encoder, without
+which no server starts; attention in both directions within an image; a window behind the prompt, of 0 tokens as well (v1/attention/backends); and a
+window for each layer that has no other (config/model.py, `get_sliding_window`)."""
 WINDOWS_ONLY_IF_USED = ("qwen2", "qwen2_5_vl", "qwen3", "qwen3_moe")
 """Families in which transformers' configuration, which vLLM takes, drops `sliding_window` without `use_sliding_window`. Qwen2.5's files have one."""
 OWN_OF_ROPE: dict[str, tuple[Any, ...]] = {
@@ -39,8 +48,10 @@ LANGUAGE = "save its language model as a directory of its own, with transformers
 ELSE = "set spec.task to sft, dpo or pretrain"
 
 
-def server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """What vLLM 0.32 refuses when a server starts: heads and matrices over its GPUs, and positions that the model does not have."""
+def server_violations(spec: RLJobSpec, whole: dict[str, Any]) -> Iterator[Violation]:
+    """What vLLM 0.32 refuses when a server starts: heads and matrices over its GPUs, and positions that the model does not have. `whole`: a
+    config.json with its sections as they are."""
+    config = language_of(whole)
     rollout, field = spec.rollout, "spec.rollout.tensorParallel"
     if spec.supervised:
         return
@@ -55,15 +66,18 @@ def server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
         yield Violation("spec.model.path", spec.model.path, rule, fix)
     elif family and family.states:
         yield from _state_violations(spec)
-    yield from _own_key_violations(spec, config)
+    yield from _own_key_violations(spec, config, whole)
     yield from _activation_violations(spec, config)
+    if family and family.vision and spec.trainer.device in family.servers:
+        yield from tower_violations(spec, whole)
     if spec.trainer.device == "cpu" and has_latent_attention(config):
         yield from _latent_violations(spec, config)
     heads, groups = heads_of(config)
     widths = {
         key: width for key, width, is_expert in feed_forward(config) if not (is_expert and rollout.expert_parallel)
     }
-    yield from undivided(field, rollout.tensor_parallel, {"num_attention_heads": heads or 0} | widths, groups)
+    widths |= {"num_attention_heads": heads or 0} | tower_widths(spec, whole)
+    yield from undivided(field, rollout.tensor_parallel, widths, groups)
     layers = config.get("num_hidden_layers")
     if layers and rollout.pipeline_parallel > layers:
         rule = f"some stages would have none of the model's num_hidden_layers = {layers}"
@@ -88,11 +102,12 @@ def _state_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation(f"spec.rollout.vllmArgs.{key}", as_written(value) if value else "unset", rule, f"set {wanted}")
 
 
-def _own_key_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """Keys with which servers would compute another model than trainer and transformers, which do not read them."""
+def _own_key_violations(spec: RLJobSpec, config: dict[str, Any], whole: dict[str, Any]) -> Iterator[Violation]:
+    """Keys with which servers would compute another model than trainer and transformers, which do not read them. vLLM reads them also next to the
+    section of the language model."""
     of_rope, usual = _without(OWN_OF_ROPE, config), _without(OWN, config)
     usual["head_dtype"] = (*OWN["head_dtype"], spec.model.dtype)
-    found = [*_other_values("", config, usual)]
+    found = [*dict([*_other_values("", whole, usual), *_other_values("", config, usual)]).items()]
     for key in ROPES:
         rope = config.get(key) or {}
         sections = {"": rope, **{f".{name}": part for name, part in rope.items() if isinstance(part, dict)}}

@@ -36,8 +36,8 @@ def png_url(width: int, height: int, colour: str = "red") -> str:
     return "data:image/png;base64," + base64.b64encode(png(width, height, colour)).decode()
 
 
-def save_processor(path: Path, kind: str = "qwen2_5_vl") -> Path:
-    """What transformers' and vLLM's processors are loaded from."""
+def save_processor(path: Path, kind: str = "qwen2_5_vl", **cut: int) -> Path:
+    """What transformers' and vLLM's processors are loaded from. `cut`: how images are, otherwise than above."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor
@@ -53,7 +53,7 @@ def save_processor(path: Path, kind: str = "qwen2_5_vl") -> Path:
         additional_special_tokens=["<|im_start|>", *SPECIAL],
         chat_template=TEMPLATE,
     )
-    cut = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 4096}
+    cut = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 4096} | cut
     processor, video = (getattr(transformers, name) for name in PROCESSORS[kind])
     processor(Qwen2VLImageProcessor(**cut), tokenizer, video(**cut), chat_template=TEMPLATE).save_pretrained(path)
     tokenizer.save_pretrained(path)

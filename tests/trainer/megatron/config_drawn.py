@@ -12,7 +12,8 @@ from trainer.megatron.config_rows import Row
 
 
 class Drawn:
-    """`usual`: transformers' configuration of the kind. `apart`: last parts of fields that keep their values. `further`: settings to try as well."""
+    """`usual`: transformers' configuration of the kind. `apart`: fields that keep their values, with their section or without
+    it. `further`: settings to try as well."""
 
     def __init__(self, usual: Any, spec: RLJobSpec, apart: Iterable[str] = (), further: Iterable[Setting] = ()):
         self._usual, self._spec = usual, spec
@@ -27,7 +28,7 @@ class Drawn:
     @property
     def settings(self) -> list[Setting]:
         every = [*settings(self._config), *foreign(self._config), *self._further]
-        return [one for one in every if one.path[-1] not in self._apart]
+        return [one for one in every if not self._apart & {one.path[-1], ".".join(one.path)}]
 
     def config(self, row: Row) -> dict[str, Any]:
         return with_settings(self._config, row)

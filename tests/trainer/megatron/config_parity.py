@@ -15,7 +15,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.images import Placed
 from rljob_trainer.wire.trajectory import Trajectory, prompt, sampled
 from trainer.megatron.models import job, random_model, turn_experts
-from trainer.megatron.vision import image_log_probs, make_image
+from trainer.megatron.vision import image_for, image_log_probs
 from trainer.ranks import run_ranks
 
 SPREAD = 0.15
@@ -73,10 +73,7 @@ def samples_of(config: Any) -> list[Sample]:
     vision = getattr(config, "vision_config", None)
     if vision is None:
         return found
-    grid = (4 * vision.spatial_merge_size, 2 * vision.spatial_merge_size)
-    channels = getattr(vision, "in_channels", None) or vision.in_chans
-    image = make_image(grid, 5, channels * vision.temporal_patch_size * vision.patch_size**2)
-    image = type(image)(image.pixels, grid, vision.spatial_merge_size)
+    image = image_for(vision, (4, 2), 5)
     first = [4, config.vision_start_token_id]
     shown = [*first, *[config.image_token_id] * image.tokens, config.vision_end_token_id]
     return [*found, Sample(shown, [(len(first), image)], list(SEQUENCES[1]))]

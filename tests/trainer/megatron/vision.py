@@ -19,9 +19,17 @@ GRIDS = ((4, 4), (2, 6), (8, 4))
 """Of patches: 4, 3 and 8 tokens."""
 
 
-def make_image(grid: tuple[int, int], seed: int, width: int = 3 * 2 * 4 * 4) -> Image:
+def make_image(grid: tuple[int, int], seed: int, width: int = 3 * 2 * 4 * 4, merge: int = 2) -> Image:
+    """Of patches of so many numbers, of which `merge` x `merge` become a token."""
     draw = np.random.default_rng(seed)
-    return Image(draw.standard_normal((grid[0] * grid[1], width), np.float32), grid, 2)
+    return Image(draw.standard_normal((grid[0] * grid[1], width), np.float32), grid, merge)
+
+
+def image_for(vision: Any, tokens: tuple[int, int], seed: int) -> Image:
+    """Of so many rows and columns of tokens, cut into patches as the configuration of a tower says."""
+    merge, channels = vision.spatial_merge_size, getattr(vision, "in_channels", None) or vision.in_chans
+    width = channels * vision.temporal_patch_size * vision.patch_size**2
+    return make_image((tokens[0] * merge, tokens[1] * merge), seed, width, merge)
 
 
 def with_images(sample: Trajectory, count: int, model: Any) -> Trajectory:

@@ -20,13 +20,14 @@ from trainer.server.test_families import difference, publish_and_generate
 APART = (
     *("hidden_size", "intermediate_size", "moe_intermediate_size", "head_dim", "vocab_size", "num_attention_heads"),
     *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_dim"),
-    "is_encoder_decoder",
 )
-"""vLLM's kernels for CPUs want some sizes, and with another one than that of a tensor no server starts. Neither does it with an encoder."""
+"""vLLM's kernels for CPUs want some sizes, and with another one than that of a tensor no server starts."""
 SERVERS_OWN = [
     Setting(("head_dtype",), "bfloat16"),
+    Setting(("is_mm_prefix_lm",), True),
     Setting(("max_model_len",), 1024),
     Setting(("moe_router_dtype",), "float32"),
+    Setting(("rswa_window",), 4),
     Setting(("target_layer_count",), 1),
     Setting(("rope_parameters", "rope_dim"), 8),
     Setting(("rope_parameters", "use_fope"), True),

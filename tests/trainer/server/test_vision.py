@@ -1,8 +1,9 @@
 """A model with a vision tower on a real server: what it says of images is what transformers says, under the weights that were published last."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rank.weights.publisher import Publisher
-from rljob_trainer.wire.images import Placed
+from rljob_trainer.wire.images import Image, Placed
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.data.vision import WORDS, save_processor
@@ -22,15 +23,20 @@ from trainer.server.test_families import tensors
 
 IMAGES = ([], [make_image((4, 4), 0)], [make_image((2, 6), 1), make_image((8, 4), 2)])
 SAMPLES = 3
+Prompt = tuple[list[int], list[Placed]]
 
 
-def make(path: Path, kind: str, seed: int) -> Path:
+def served_config(kind: str) -> Any:
     """vLLM's attention on CPU wants heads of 32 or more."""
     config = make_config(kind, WORDS, hidden_size=128, max_position_embeddings=512)
     config.vision_config.out_hidden_size = 128
     config.vision_config.hidden_size = 64
     config.text_config.rope_parameters = config.text_config.rope_parameters | {"mrope_section": [6, 5, 5]}
-    model = random_model(config, seed)
+    return config
+
+
+def make(path: Path, kind: str, seed: int) -> Path:
+    model = random_model(served_config(kind), seed)
     with torch.no_grad():
         model.lm_head.weight.normal_(0, 0.15)
         for parameter in model.model.visual.parameters():
@@ -39,9 +45,10 @@ def make(path: Path, kind: str, seed: int) -> Path:
     return save_processor(path, kind)
 
 
-def prompts() -> list[tuple[list[int], list[Placed]]]:
+def prompts(pictures: Sequence[Sequence[Image]] = IMAGES) -> list[Prompt]:
+    """One for each of `pictures`, which stand in it."""
     found = []
-    for images in IMAGES:
+    for images in pictures:
         tokens, placed = [7, 8], list[Placed]()
         for image in images:
             placed.append((len(tokens) + 1, image))
@@ -50,7 +57,10 @@ def prompts() -> list[tuple[list[int], list[Placed]]]:
     return found
 
 
-def publish_and_generate(server: Server, model: Path, step: int) -> list[list[Generation]]:
+def publish_and_generate(
+    server: Server, model: Path, step: int, asked: Sequence[Prompt] = ()
+) -> list[list[Generation]]:
+    """`asked`: in place of prompts()."""
     publisher = Publisher(1, TOKEN, over_tcp("127.0.0.1"))
     published = publisher.publish(step, iter(tensors(model)), [server.endpoint], lambda: None, None)
     assert not published.failed
@@ -58,24 +68,29 @@ def publish_and_generate(server: Server, model: Path, step: int) -> list[list[Ge
     async def ask() -> list[list[Generation]]:
         async with RolloutClient(server.endpoint, TOKEN, 1) as client:
             sampling = Sampling(max_tokens=12)
-            asked = (
+            answers = (
                 client.generate(GenerationRequest(t, SAMPLES, sampling, i, images))
-                for i, (t, images) in enumerate(prompts())
+                for i, (t, images) in enumerate(asked or prompts())
             )
-            return await asyncio.gather(*asked)
+            return await asyncio.gather(*answers)
 
     return asyncio.run(ask())
 
 
-def difference(model: Path, answers: list[list[Generation]], shown: bool = True) -> float:
-    """`shown`: otherwise other images of the same sizes."""
+def difference(model: Path, answers: list[list[Generation]], shown: bool = True, asked: Sequence[Prompt] = ()) -> float:
+    """`shown`: otherwise other images of the same sizes. `asked`: in place of prompts()."""
     policy, worst = load_model(model), 0.0
-    for (tokens, images), group in zip(prompts(), answers, strict=True):
-        seen = images if shown else [(at, make_image(image.grid, 99)) for at, image in images]
+    for (tokens, images), group in zip(asked or prompts(), answers, strict=True):
+        seen = images if shown else [(at, other(image)) for at, image in images]
         for found in (g for g in group if PAD not in g.tokens):
             theirs = image_log_probs(policy, tokens, seen, np.asarray(found.tokens))
             worst = max(worst, float(np.abs(theirs - found.log_probs).max()))
     return worst
+
+
+def other(image: Image) -> Image:
+    """Of the same size."""
+    return make_image(image.grid, 99, image.pixels.shape[1], image.merge)
 
 
 @pytest.mark.slow

@@ -1,0 +1,54 @@
+"""Nearly all fields of a model with a vision tower in other values at once, on a real server, with images in the prompts: it says what transformers
+says. vLLM's towers are its own, and what they compute otherwise would draw rollouts from another model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from extra import extra_but
+from rljob_api.families import FAMILIES
+from trainer.data.vision import save_processor
+from trainer.megatron.config_drawn import Drawn
+from trainer.megatron.config_fields import Setting
+from trainer.megatron.config_parity import saved
+from trainer.megatron.config_rows import rows
+from trainer.megatron.vision import image_for
+from trainer.server import test_config_fields as texts
+from trainer.server.servers import Server, spec
+from trainer.server.test_vision import difference, prompts, publish_and_generate, served_config
+
+APART = tuple(f"text_config.{key}" for key in texts.APART)
+"""Sizes of the language model, which vLLM's kernels for CPUs want."""
+OF_TOWERS = [
+    Setting(("rms_norm_eps",), 0.1),
+    Setting(("vision_config", "deepstack_visual_indexes"), [2, 0]),
+    Setting(("vision_config", "fullatt_block_indexes"), [0]),
+    Setting(("vision_config", "hidden_act"), "quick_gelu"),
+    Setting(("vision_config", "rope_theta"), 333.0),
+]
+"""Values for fields that hold lists, and for those that a tower lacks."""
+SEEING = [name for name, family in FAMILIES.items() if "cpu" in family.servers and family.vision]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", extra_but(("qwen3_vl",), SEEING))
+def test_fields_of_towers_are_followed_together_or_refused(
+    start: Callable[..., Server], tmp_path: Path, kind: str
+) -> None:
+    drawn = Drawn(served_config(kind), spec(tmp_path, "images"), APART, [*OF_TOWERS, *texts.SERVERS_OWN])
+    (row,) = rows(drawn.settings, drawn.possible, seed=7, most=1)
+    subject = drawn.subject(row)
+    assert subject and len([one for one in row if one.path[0] == "vision_config"]) > 5
+    model, vision = (
+        saved(subject.model, tmp_path / "model", kind, drawn.config(row)),
+        subject.model.config.vision_config,
+    )
+    cut = {key: getattr(vision, key) for key in ("patch_size", "temporal_patch_size")}
+    save_processor(model, kind, merge_size=vision.spatial_merge_size, **cut)
+    asked = prompts([[], [image_for(vision, (4, 2), 0)], [image_for(vision, (1, 3), 1), image_for(vision, (3, 3), 2)]])
+    server = start(model, image_key="images")
+    answers = publish_and_generate(server, model, 0, asked)
+    server.kill()
+    assert difference(model, answers, asked=asked) < 1e-4, "; ".join(map(str, row))
+    assert difference(model, answers, shown=False, asked=asked) > 0.01, "images must matter for this to say anything"
