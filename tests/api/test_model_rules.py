@@ -78,6 +78,7 @@ RULES = [
     (MINIMAX | {"qk_norm_type": "per_head"}, {}, M, "its qk_norm_type = per_head is not supported"),
     (NEXT | {"num_experts": 6, "shared_expert_intermediate_size": 0}, {}, M, "its shared_expert_intermediate_size = 0 is not supported"),
     (EXPERTS | {"mlp_only_layers": [0]}, {}, M, "its mlp_only_layers = [0] is not supported"),
+    (DENSE | {"per_layer_config": {"1": {"rms_norm_eps": 0.1}}}, {}, M, "its per_layer_config = {"),
     (EXPERTS | {"decoder_sparse_step": 2}, {}, M, "its decoder_sparse_step = 2 is not supported"),
     (EXPERTS | {"num_experts_per_tok": 1}, {}, M, "its num_experts_per_tok = 1 is not supported"),
     (LATENT | {"n_shared_experts": 0}, {}, M, "its n_shared_experts = 0 is not supported"),

@@ -41,9 +41,8 @@ ON_GPUS = {"trainer": {"device": "gpu"}, "rollout": {"vllmArgs": {"gdn-prefill-b
 
 def published(kind: str, **vision: Any) -> dict[str, Any]:
     """What a config.json of the family says of positions, and of its tower."""
-    rope = {"rope_type": "default", "mrope_section": [24, 20, 20]} | {"mrope_interleaved": True} * (
-        kind != "qwen2_5_vl"
-    )
+    rope = {"rope_type": "default", "mrope_section": [24, 20, 20]}
+    rope |= {} if kind == "qwen2_5_vl" else {"mrope_interleaved": True}
     return {"model_type": kind, "text_config": {"rope_parameters": rope}, "vision_config": vision}
 
 
@@ -72,6 +71,13 @@ def test_a_norm_outside_the_language_model_is_the_towers_where_nothing_moves_it_
 def test_layers_of_a_tower_that_only_the_server_projects_are_refused(kind: str) -> None:
     found = said(published(kind, depth=2, deepstack_visual_indexes=[0]))
     assert [fix for _, fix in found] == ([f"remove it there, {ELSE}"] if kind == "qwen3_5" else [])
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_patches_of_more_frames_than_a_server_starts_with_are_refused(kind: str) -> None:
+    found = said(published(kind, temporal_patch_size=3))
+    assert [fix for _, fix in found] == ([] if kind == "qwen2_5_vl" else [f"use another model, {ELSE}"])
+    assert said(published(kind, temporal_patch_size=2)) == []
 
 
 @pytest.mark.parametrize("kind", SEEING)

@@ -38,7 +38,7 @@ def feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
         "topk_group": _groups_of_experts(config),
         "rotary_dim": _rotated_otherwise(config, rope),
         "mlp_layer_types": _mixed_otherwise(config),
-        **{key: config.get(key) for key in ("mlp_only_layers", "mlp_bias", "quantization_config")},
+        **{key: config.get(key) for key in ("mlp_only_layers", "mlp_bias", "per_layer_config", "quantization_config")},
         **{key: config.get(key, values[0]) not in values for key, values in (family.values if family else {}).items()},
     }
     foreign = foreign_keys(family.model_type, config) if family else []

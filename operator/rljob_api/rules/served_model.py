@@ -27,8 +27,8 @@ OWN: dict[str, tuple[Any, ...]] = {
 }
 """Keys of config.json that vLLM 0.32 follows in families in which trainer and transformers do not, and values with which it computes as without them:
 weights that it quantizes as they arrive; the type of numbers of the output layer (model_executor/layers/logits_processor.py); an encoder, without
-which no server starts; attention in both directions within an image; a window behind the prompt, of 0 tokens as well (v1/attention/backends); and a
-window for each layer that has no other (config/model.py, `get_sliding_window`)."""
+which a server ends at its first request; on GPUs attention in both directions within an image, and a window behind the prompt, of 0 tokens as well
+(v1/attention/backends); and a window for each layer that has no other (config/model.py, `get_sliding_window`)."""
 WINDOWS_ONLY_IF_USED = ("qwen2", "qwen2_5_vl", "qwen3", "qwen3_moe")
 """Families in which transformers' configuration, which vLLM takes, drops `sliding_window` without `use_sliding_window`. Qwen2.5's files have one."""
 OWN_OF_ROPE: dict[str, tuple[Any, ...]] = {
@@ -76,8 +76,8 @@ def server_violations(spec: RLJobSpec, whole: dict[str, Any]) -> Iterator[Violat
     widths = {
         key: width for key, width, is_expert in feed_forward(config) if not (is_expert and rollout.expert_parallel)
     }
-    widths |= {"num_attention_heads": heads or 0} | tower_widths(spec, whole)
-    yield from undivided(field, rollout.tensor_parallel, widths, groups)
+    divided = {"num_attention_heads": heads or 0} | widths | tower_widths(spec, whole)
+    yield from undivided(field, rollout.tensor_parallel, divided, groups)
     layers = config.get("num_hidden_layers")
     if layers and rollout.pipeline_parallel > layers:
         rule = f"some stages would have none of the model's num_hidden_layers = {layers}"

@@ -12,8 +12,8 @@ from rljob_api.type_errors import as_written
 
 GATED = ("silu", "swish", "gelu", "gelu_pytorch_tanh")
 """Activations that vLLM has next to a gate (model_executor/layers/activation.py, `get_act_and_mul_fn`)."""
-PLAIN = (*GATED, "gelu_fast", "gelu_new", "quick_gelu", "relu", "relu2", "sigmoid", "tanh")
-"""Those without one, in the same file (`_ACTIVATION_REGISTRY`), of which transformers has the same."""
+PLAIN = (*GATED, "relu", "relu2", "sigmoid", "tanh")
+"""Those without one, in the same file (`_ACTIVATION_REGISTRY`), of which transformers has the same, and which have no kernel for GPUs alone."""
 WITH_GATES = ("qwen2_5_vl",)
 """Families whose towers have gates."""
 ANGLES = {"rope_theta": (10000,)}
@@ -21,6 +21,8 @@ ROTATED = ANGLES | {"rope_type": ("axial", "default"), "type": ("axial",)}
 """What vLLM's towers rotate by. With `type: default` no server starts: transformers makes `axial` of `rope_type`, which then says something else."""
 DEEP = ("qwen3_vl", "qwen3_vl_moe")
 """Families in which the language model sees what some layers of the tower see."""
+FRAMES = 2
+"""Of the video with which vLLM measures a tower of Qwen3-VL or Qwen3.5 when a server starts. A patch may not have more."""
 NORM = 1e-6
 """What transformers' towers, and so the trainer's, have in their norms."""
 OTHER, REMOVED = "use another model", "remove it there"
@@ -41,7 +43,13 @@ class Odd(NamedTuple):
 def tower_violations(spec: RLJobSpec, config: Mapping[str, Any]) -> Iterator[Violation]:
     """`config`: of a family that reads images, with its sections as they are."""
     vision = config.get("vision_config") or {}
-    of_tower = (*_rotation(vision), *_activation(config, vision), *_deep(config, vision), *_norm(config))
+    of_tower = (
+        *_rotation(vision),
+        *_activation(config, vision),
+        *_deep(config, vision),
+        *_frames(config, vision),
+        *_norm(config),
+    )
     for odd in (*of_tower, *_places(language_of(dict(config)))):
         value = "unset" if odd.value is None else as_written(odd.value)
         rule = f"its config.json has {odd.key} = {value}, and {odd.rule}"
@@ -79,6 +87,13 @@ def _deep(config: Mapping[str, Any], vision: Mapping[str, Any]) -> Iterator[Odd]
     if config["model_type"] not in (*DEEP, *WITH_GATES) and vision.get(key):
         rule = "vLLM has a projector for each of these layers, and trainer and transformers do not"
         yield Odd(f"vision_config.{key}", vision[key], rule, REMOVED)
+
+
+def _frames(config: Mapping[str, Any], vision: Mapping[str, Any]) -> Iterator[Odd]:
+    key = "temporal_patch_size"
+    if config["model_type"] not in WITH_GATES and (vision.get(key) or 0) > FRAMES:
+        rule = f"vLLM's towers of this type start with {FRAMES} at most"
+        yield Odd(f"vision_config.{key}", vision[key], rule, OTHER)
 
 
 def _norm(config: Mapping[str, Any]) -> Iterator[Odd]:
