@@ -15,9 +15,9 @@ writes of one job, at least, and the share of the time that such writes may take
 SHARE = 0.5
 """Of the time, which the writes of all jobs that can wait may take. There is one of them at a time."""
 LEAST = 0.05
-"""Seconds until the next turn of one that finds another one being written, at least."""
+"""Seconds until the next turn of one that finds another one being written, at least; or else as many as that one has taken already."""
 MOST = 20.0
-"""Seconds that a write may count for: of a longer one the clock was set meanwhile."""
+"""Seconds that a write may count for: in a longer one the clock was set."""
 WEIGHT = 0.25
 """Of the last write in the mean of what they take."""
 
@@ -35,8 +35,10 @@ class StatusPace:
         """When the turn of each job is whose status waits."""
         self._next_turn, self._takes = 0.0, 0.0
         """When the turn behind all of these is, and the seconds that a write takes."""
-        self._in_flight, self._free_at = False, 0.0
-        """Whether one of these is being written, and when the next may be."""
+        self._in_flight_since: float | None = None
+        """When the write of one of these began that has not ended."""
+        self._free_at = 0.0
+        """When the next may be written after the last one."""
         self._looked_at = 0.0
 
     def wait(self, key: Key, old: JobStatus, new: JobStatus) -> float:
@@ -48,8 +50,10 @@ class StatusPace:
         if display > 0.0:
             return display
         turn = self._turns.get(key) or self._turn(now)
-        if turn <= now and (self._in_flight or now < self._free_at):
-            turn = self._turn(now + LEAST)
+        if turn <= now and self._in_flight_since is not None:
+            turn = self._turn(now + max(LEAST, self._since(self._in_flight_since)))
+        elif turn <= now < self._free_at:
+            turn = self._turn(self._free_at)
         self._turns[key] = turn
         return max(0.0, turn - now)
 
@@ -73,16 +77,21 @@ class StatusPace:
     def writing(self, key: Key) -> Iterator[None]:
         """Inside, a status of the job is written."""
         began, waited = self._clock(), self._turns.pop(key, None)
-        self._in_flight |= waited is not None
+        self._in_flight_since = began if waited else self._in_flight_since
         try:
             yield
-            spacing = max(DISPLAY_SPACING, (self._clock() - began) / DISPLAY_SHARE)
-            self._display[key] = began + min(spacing, self._longest_spacing)
+            takes = self._since(began)
+            spacing = min(max(DISPLAY_SPACING, takes / DISPLAY_SHARE), self._longest_spacing)
+            self._display[key] = self._clock() - takes + spacing
         finally:
             if waited:
-                self._in_flight, takes = False, min(max(0.0, self._clock() - began), MOST)
+                takes = self._since(began)
+                self._in_flight_since = None
                 self._takes += WEIGHT * (takes - self._takes)
-                self._free_at = began + takes / SHARE
+                self._free_at = self._clock() + takes * (1 / SHARE - 1)
+
+    def _since(self, began: float) -> float:
+        return min(max(0.0, self._clock() - began), MOST)
 
     def forget(self, key: Key) -> None:
         for by_job in (self._display, self._turns):
