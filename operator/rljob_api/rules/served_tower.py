@@ -114,9 +114,7 @@ def _places(language: Mapping[str, Any]) -> Iterator[Odd]:
         rule = f"vLLM rotates by it, and trainer and transformers as with {as_written(not gated)}"
         yield Odd("mrope_interleaved", alternating, rule, f"set it to {as_written(not gated)} next to mrope_section")
     half = _half_of_head(language)
-    if not sections:
-        yield Odd("mrope_section", None, "without it vLLM gives images the positions of a text", RESTORED)
-    elif half and sum(sections) != half:
+    if sections and half and sum(sections) != half:
         yield Odd("mrope_section", sections, f"vLLM takes numbers whose sum is {half}, half of a head", RESTORED)
 
 
