@@ -114,7 +114,9 @@ class Running:
             self.cluster.put(node_object(True, name=f"n{i}", pods=PODS_OF_NODE))
         cache = ClusterCache(lambda: self.now)
         self._handlers = EventHandlers(cache, self._enqueue, 30.0)
-        self._operator = Reconciler(_Untimed(self.cluster, self), cache, 30.0, clock=lambda: self.now)
+        self._operator = Reconciler(
+            _Untimed(self.cluster, self), cache, 30.0, clock=lambda: self.now, timer=lambda: self.now
+        )
 
     def _enqueue(self, key: Key, after: float) -> None:
         self._due[key] = min(self.now + after, self._due.get(key, math.inf))

@@ -257,7 +257,7 @@ async def test_a_pod_group_is_made_before_the_pods_and_only_once() -> None:
     raw = {"backend": "volcano", "queue": "team"}
     cache.put(cluster.put(job_object("demo", make_spec(scheduling=raw).dump())))
     for _ in range(2):
-        await Reconciler(cluster, cache, 30, clock=lambda: 1000.0)((NAMESPACE, "demo"))
+        await Reconciler(cluster, cache, 30, clock=lambda: 1000.0, timer=lambda: 1000.0)((NAMESPACE, "demo"))
     made = [w for w in cluster.writes if w.startswith("create")]
     assert made.count("create PodGroup demo-gang") == 1
     assert made.index("create PodGroup demo-gang") < made.index("create StatefulSet demo-trainer")

@@ -20,7 +20,7 @@ KEY = (NAMESPACE, "demo")
 def operating(cluster: FakeCluster) -> Reconciler:
     cache = ClusterCache(lambda: 1000.0)
     Feed(cluster, cache, PROMPT, Random()).deliver()
-    return Reconciler(cluster, cache, progress_interval=30, clock=lambda: 1000.0)
+    return Reconciler(cluster, cache, progress_interval=30, clock=lambda: 1000.0, timer=lambda: 1000.0)
 
 
 def warnings(cluster: FakeCluster) -> list[Object]:

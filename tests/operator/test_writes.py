@@ -52,7 +52,7 @@ async def test_counts_are_told_the_less_often_the_longer_a_write_takes(takes: fl
     cache = ClusterCache(lambda: cluster.now)
     feed = Feed(cluster, cache, PROMPT, Random())
     feed.deliver()
-    operator = Reconciler(cluster, cache, progress_interval=30, clock=lambda: cluster.now)
+    operator = Reconciler(cluster, cache, progress_interval=30, clock=lambda: cluster.now, timer=lambda: cluster.now)
     await operator((NAMESPACE, "demo"))
     sync_stateful_sets(cluster)
     feed.deliver()
@@ -144,7 +144,9 @@ async def test_a_control_message_is_kept_as_it_was_made_and_read_only_if_it_came
     cluster.put(job_object("demo", raw_spec()))
     cache = ClusterCache(lambda: 1000.0)
     Feed(cluster, cache, PROMPT, Random()).deliver()
-    await Reconciler(cluster, cache, progress_interval=30, clock=lambda: 1000.0)((NAMESPACE, "demo"))
+    await Reconciler(cluster, cache, progress_interval=30, clock=lambda: 1000.0, timer=lambda: 1000.0)(
+        (NAMESPACE, "demo")
+    )
     key = (NAMESPACE, names.control("demo"))
     written, job = cache.config_maps.get(key), cache.jobs.get((NAMESPACE, "demo"))
     assert written and written.value.control and job

@@ -12,4 +12,4 @@ def operating(cluster: FakeCluster) -> Reconciler:
     """With cache that show the cluster as it is now."""
     cache = ClusterCache(lambda: 1000.0)
     Feed(cluster, cache, PROMPT, Random()).deliver()
-    return Reconciler(cluster, cache, progress_interval=30, clock=lambda: 1000.0)
+    return Reconciler(cluster, cache, progress_interval=30, clock=lambda: 1000.0, timer=lambda: 1000.0)

@@ -48,7 +48,9 @@ class Site:
         for kind, namespace, name in self.cluster.objects:
             if kind == names.KIND:
                 self.enqueue((namespace or "", name), 0.0)
-        self.operator = Reconciler(self.cluster, cache, self.progress_interval, clock=lambda: self.now)
+        self.operator = Reconciler(
+            self.cluster, cache, self.progress_interval, clock=lambda: self.now, timer=lambda: self.elapsed
+        )
 
     def elapse(self, seconds: float) -> None:
         self.now += seconds

@@ -45,7 +45,9 @@ class Reconciler:
         progress_interval: float,
         network_policies: bool = True,
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock`: seconds since the epoch; `timer`: of a clock that nobody sets."""
         self._cache = cache
         self._state = ReconcilerState()
         self._observer = Observer(api, cache, self._state, progress_interval, network_policies)
@@ -53,7 +55,7 @@ class Reconciler:
         self._scheduler = GangScheduler(cache)
         self._specs = LargeSpecs()
         self._events = EventRecorder(api)
-        self._pace = StatusPace(progress_interval, clock)
+        self._pace = StatusPace(progress_interval, timer)
         self._clock = clock
 
     async def __call__(self, key: Key) -> float | None:

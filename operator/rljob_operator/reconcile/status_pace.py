@@ -16,19 +16,17 @@ SHARE = 0.5
 """Of the time, which the writes of all jobs that can wait may take. There is one of them at a time."""
 LEAST = 0.05
 """Seconds until the next turn of one that finds another one being written, at least; or else as many as that one has taken already."""
-MOST = 20.0
-"""Seconds that a write may count for: in a longer one the clock was set."""
 WEIGHT = 0.25
 """Of the last write in the mean of what they take."""
 
 
 class StatusPace:
-    """`longest_spacing`: seconds between two statuses of one job in which only counts and sentences have changed, at most; `clock`: seconds since the
-    epoch. A job whose status has to wait gets a turn behind those before it, so that jobs which report at the same moment are written one after
-    another. Turns are as far apart as writes have been long: who finds that the one before takes longer gets another one."""
+    """`longest_spacing`: seconds between two statuses of one job in which only counts and sentences have changed, at most; `timer`: seconds of a
+    clock that nobody sets. A job whose status has to wait gets a turn behind those before it, so that jobs which report at the same moment are
+    written one after another. Turns are as far apart as writes have been long: who finds that the one before takes longer gets another one."""
 
-    def __init__(self, longest_spacing: float, clock: Callable[[], float]) -> None:
-        self._longest_spacing, self._clock = longest_spacing, clock
+    def __init__(self, longest_spacing: float, timer: Callable[[], float]) -> None:
+        self._longest_spacing, self._timer = longest_spacing, timer
         self._display: dict[Key, float] = {}
         """When the counts and sentences of a job may be written next."""
         self._turns: dict[Key, float] = {}
@@ -39,33 +37,22 @@ class StatusPace:
         """When the write of one of these began that has not ended."""
         self._free_at = 0.0
         """When the next may be written after the last one."""
-        self._looked_at = 0.0
 
     def wait(self, key: Key, old: JobStatus, new: JobStatus) -> float:
         """Seconds until it may be seen again whether `new` may be written over `old`; 0: it may."""
         if not can_wait(old, new):
             return 0.0
-        now = self._now()
+        now = self._timer()
         display = self._display.get(key, 0.0) - now if is_display(old, new) else 0.0
         if display > 0.0:
             return display
-        turn = self._turns.get(key) or self._turn(now)
+        turn = self._turns[key] if key in self._turns else self._turn(now)
         if turn <= now and self._in_flight_since is not None:
-            turn = self._turn(now + max(LEAST, self._since(self._in_flight_since)))
+            turn = self._turn(now + max(LEAST, now - self._in_flight_since))
         elif turn <= now < self._free_at:
             turn = self._turn(self._free_at)
         self._turns[key] = turn
         return max(0.0, turn - now)
-
-    def _now(self) -> float:
-        """What is planned by a clock that was set back since is void."""
-        now = self._clock()
-        if now < self._looked_at:
-            self._display.clear()
-            self._turns.clear()
-            self._next_turn = self._free_at = 0.0
-        self._looked_at = now
-        return now
 
     def _turn(self, earliest: float) -> float:
         """The next turn that nobody has."""
@@ -76,22 +63,18 @@ class StatusPace:
     @contextmanager
     def writing(self, key: Key) -> Iterator[None]:
         """Inside, a status of the job is written."""
-        began, waited = self._clock(), self._turns.pop(key, None)
+        began, waited = self._timer(), self._turns.pop(key, None) is not None
         self._in_flight_since = began if waited else self._in_flight_since
         try:
             yield
-            takes = self._since(began)
-            spacing = min(max(DISPLAY_SPACING, takes / DISPLAY_SHARE), self._longest_spacing)
-            self._display[key] = self._clock() - takes + spacing
+            spacing = max(DISPLAY_SPACING, (self._timer() - began) / DISPLAY_SHARE)
+            self._display[key] = began + min(spacing, self._longest_spacing)
         finally:
             if waited:
-                takes = self._since(began)
+                takes = self._timer() - began
                 self._in_flight_since = None
                 self._takes += WEIGHT * (takes - self._takes)
-                self._free_at = self._clock() + takes * (1 / SHARE - 1)
-
-    def _since(self, began: float) -> float:
-        return min(max(0.0, self._clock() - began), MOST)
+                self._free_at = began + takes / SHARE
 
     def forget(self, key: Key) -> None:
         for by_job in (self._display, self._turns):
