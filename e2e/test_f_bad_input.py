@@ -42,10 +42,11 @@ def test_an_unknown_megatron_key_fails_the_job_before_it_has_a_pod(lab: Lab) -> 
             {"data": {"train": ["/data/data/nowhere.parquet"]}},
             ("spec.data.train[0]", "/data/data/nowhere.parquet"),
         ),
-        (
+        pytest.param(
             "heads",
             {"trainer": {"nodes": 3, "parallelism": {"tensor": 3}}},
             ("spec.trainer.parallelism.tensor", "num_attention_heads"),
+            marks=pytest.mark.extra,
         ),
     ],
 )
@@ -70,6 +71,7 @@ def test_a_reward_file_that_raises_fails_the_job_with_its_line(lab: Lab) -> None
     assert "ZeroDivisionError" in message
 
 
+@pytest.mark.extra  # tests/apiserver/test_hostile_specs.py has the same without pods
 def test_specs_that_no_operator_should_have_to_read_disturb_no_job_that_trains(lab: Lab) -> None:
     """The API server refuses the largest numbers. What passes it are 512 keys in each map, as near to a known one as names can be."""
     job = lab.start("undisturbed", of="sft", train={"steps": 100_000, "epochs": None}, evaluation={"everySteps": 0})

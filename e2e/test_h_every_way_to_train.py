@@ -17,7 +17,7 @@ WAYS: dict[str, dict[str, object]] = {"ppo": {}, "dapo": COLOCATED, "moe": {}}
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(way, marks=pytest.mark.extra if way == "moe" else ()) for way in WAYS]
+    scope="module", params=[pytest.param(way, marks=() if way == "ppo" else pytest.mark.extra) for way in WAYS]
 )
 def finished(lab: Lab, request: pytest.FixtureRequest) -> Job:
     if request.param == "moe":

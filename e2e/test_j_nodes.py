@@ -172,6 +172,7 @@ def logs_of_attempt(lab: Lab, number: int) -> str:
     return lab.kube.execute(WORKBENCH, "sh", "-c", f"cat {names.log_dir(Path(f'/data/runs/{NAME}'), number)}/*")
 
 
+@pytest.mark.extra
 def test_a_node_on_which_ranks_are_killed_twice_is_avoided(lab: Lab, job: Job, nodes: tuple[str, str]) -> None:
     home, away = nodes
     job.delete()  # there is no capacity for two

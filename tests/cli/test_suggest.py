@@ -123,7 +123,7 @@ HOST = "trainer.template.resources.limits.memory"
             ("trainer.nodes=4",),
             {"parameters": True, "gradients": True, "update": True},
         ),
-        pytest.param("qwen3-235b-a22b", ("trainer.nodes=4",), {"update": True}, marks=pytest.mark.slow),
+        pytest.param("qwen3-235b-a22b", ("trainer.nodes=4",), {"update": True}, marks=pytest.mark.extra),
         (
             "qwen3-30b-a3b-dapo",
             (

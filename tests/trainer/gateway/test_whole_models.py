@@ -12,6 +12,7 @@ import pytest
 import tinker
 from tinker import types
 
+from extra import extra_but
 from rljob_trainer.wire.rollout_server import POLICY
 from trainer.gateway.running import SECONDS, RunningService, running
 from trainer.gateway.test_clients import STEP, datum, learnt, log_probs
@@ -43,9 +44,7 @@ SERVICES: dict[str, tuple[dict[str, Any], Callable[[Path], Path]]] = {
 """Sections of trainers, and what they train."""
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param("one rank", marks=pytest.mark.extra), "DP2", "experts on two ranks"]
-)
+@pytest.fixture(scope="module", params=extra_but(["experts on two ranks"], ["one rank", "DP2", "experts on two ranks"]))
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     root = tmp_path_factory.mktemp("service")
     os.environ["TINKER_TELEMETRY"] = "0"

@@ -20,7 +20,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "trainer",
-    [{"nodes": 2, "parallelism": {"tensor": 2}}, {"processesPerNode": 2, "parallelism": {"pipeline": 2}}],
+    [
+        {"nodes": 2, "parallelism": {"tensor": 2}},
+        pytest.param({"processesPerNode": 2, "parallelism": {"pipeline": 2}}, marks=pytest.mark.extra),
+    ],
     ids=["a copy over two pods", "a stage of each rank of a pod"],
 )
 def test_a_job_trains_with_the_servers_of_all_its_pods_and_leaves_none_behind(
