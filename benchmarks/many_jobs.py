@@ -107,10 +107,8 @@ async def measure(jobs: int, trainers: int, nodes: int, rounds: int) -> dict[str
             handlers.handle(obj["kind"], server.bump(obj))
             if obj["metadata"]["name"] == f"j{number}-trainer-0-report":
                 reports.append(obj)
-    operator, seconds = (
-        Reconciler(server, cache, 0.0, clock=lambda: world.now, timer=lambda: world.now),
-        list[Seconds](),
-    )
+    operator = Reconciler(server, cache, 0.0, clock=lambda: world.now, timer=lambda: world.now)
+    seconds = list[Seconds]()
     for _ in range(rounds):
         world.now, reports = world.now + 30.0, [step(report) for report in reports]
         for number, report in enumerate(reports):

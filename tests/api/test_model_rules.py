@@ -73,6 +73,7 @@ RULES = [
     (NEXT | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, {}, M, "its rope_scaling = "),
     ({k: v for k, v in MINIMAX.items() if k != "use_routing_bias"}, {}, M, "its config.json has no use_routing_bias"),
     (MINIMAX | {"rotary_dim": None}, {}, M, "its config.json has no rotary_dim"),
+    (MINIMAX | {"rotary_dim": None, "rope_parameters": {"rotary_dim": 2}}, {}, M, "its config.json has no rotary_dim"),
     (MINIMAX | {"rope_parameters": {"partial_rotary_factor": 1.0}}, {}, M, "its rotary_dim = 16 is not supported"),
     (MINIMAX | {"tie_word_embeddings": True}, {}, M, "its tie_word_embeddings = True is not supported"),
     (MINIMAX | {"qk_norm_type": "per_head"}, {}, M, "its qk_norm_type = per_head is not supported"),

@@ -11,7 +11,7 @@ from rljob_api.spec import RLJobSpec
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The only frequencies of this rope scaling that megatron-core has (core/models/common/embeddings/rotary_pos_embedding.py, `_apply_scaling`)."""
-PLACES = ("mrope_section",)
+PLACES = "mrope_section"
 """What a language model that sees images rotates by time, row and column, in its section of rotary embeddings. Without it no trainer starts, and vLLM
 gives images the positions of a text."""
 WINDOWED = "sliding_attention"
@@ -50,11 +50,12 @@ def feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
         yield Violation(
             "spec.model.path", spec.model.path, f"its {key} = {value} is not supported", "use another model"
         )
-    needed = (*family.required, *(PLACES if family.vision else ())) if family else ()
-    for key in needed:
-        if config.get(key) is None and rope.get(key) is None:
-            rule, fix = f"its config.json has no {key}", "restore the file from where the model was published"
-            yield Violation("spec.model.path", spec.model.path, rule, fix)
+    missing = [key for key in family.required if config.get(key) is None] if family else []
+    if family and family.vision and rope.get(PLACES) is None:
+        missing.append(PLACES)
+    for key in missing:
+        rule, fix = f"its config.json has no {key}", "restore the file from where the model was published"
+        yield Violation("spec.model.path", spec.model.path, rule, fix)
 
 
 def _half_scaled(rope: dict[str, Any]) -> bool:
