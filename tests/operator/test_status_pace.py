@@ -101,6 +101,18 @@ def test_only_numbers_counts_and_sentences_wait(new: JobStatus, waits: bool) -> 
         assert (jobs.pace.wait(second, BEFORE, new) > 0.0) is waits
 
 
+def test_who_waits_and_writes_what_cannot_wait_leaves_the_turn_of_the_one_being_written_alone() -> None:
+    jobs = Jobs(takes=1.0)
+    first, second, third = keys(3)
+    jobs.pace.wait(first, BEFORE, NUMBERS)
+    with jobs.pace.writing(first):
+        jobs.pace.wait(second, BEFORE, NUMBERS)
+        jobs.now += 5.0
+        with jobs.pace.writing(second):
+            pass
+        assert jobs.pace.wait(third, BEFORE, NUMBERS) > 0.0
+
+
 def test_counts_of_one_job_are_rare_and_its_numbers_are_not_kept_by_them() -> None:
     jobs = Jobs(takes=0.0)
     jobs.write(("team", "job"))

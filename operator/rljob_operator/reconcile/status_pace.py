@@ -2,6 +2,7 @@
 those of all jobs together leave the API server time for what cannot wait.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -63,14 +64,17 @@ class StatusPace:
     @contextmanager
     def writing(self, key: Key) -> Iterator[None]:
         """Inside, a status of the job is written."""
-        began, waited = self._timer(), self._turns.pop(key, None) is not None
-        self._in_flight_since = began if waited else self._in_flight_since
+        began = self._timer()
+        has_turn = (
+            self._turns.pop(key, math.inf) <= began and self._in_flight_since is None
+        )  # else it cannot wait, and has no turn
+        self._in_flight_since = began if has_turn else self._in_flight_since
         try:
             yield
             spacing = max(DISPLAY_SPACING, (self._timer() - began) / DISPLAY_SHARE)
             self._display[key] = began + min(spacing, self._longest_spacing)
         finally:
-            if waited:
+            if has_turn:
                 takes = self._timer() - began
                 self._in_flight_since = None
                 self._takes += WEIGHT * (takes - self._takes)
