@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
-from rljob_api.config_json import Latent
+from rljob_api.sizing.attention import Latent
 from rljob_api.sizing.layout import Amounts
 from rljob_api.sizing.network import Flow, cards, hand_over, owned, sample_bytes, sync
 from rljob_api.sizing.shape import Shape

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.config_json import OF_DELTA_NETS, OF_INDEXERS, OF_LATENTS, DeltaNets, Latent, unfit
+from rljob_api.config_json import OF_DELTA_NETS, OF_INDEXERS, OF_LATENTS, unfit
 from rljob_api.families import has_delta_nets, has_sparse_attention, language_of, targets_of
 from rljob_api.family import ADAPTED
+from rljob_api.sizing.attention import DeltaNets, Latent
 from rljob_api.spec.model import LoraSpec
 
 
