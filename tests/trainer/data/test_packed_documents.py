@@ -1,9 +1,7 @@
 """Documents packed without padding, none of which sees another."""
 
-import asyncio
 import json
-from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -82,38 +80,3 @@ def test_the_digest_is_of_tokens_and_of_the_length_of_a_sequence(tmp_path):
     digest = load(tmp_path, rows).digest
     assert digest == load(tmp_path, rows).digest != load(tmp_path, rows, maxTokens=9).digest
     assert digest != load(tmp_path, rows[1:]).digest
-
-
-@pytest.mark.slow
-def test_megatrons_indexed_data_sets_are_read_as_megatron_reads_them(tmp_path):
-    torch = pytest.importorskip("torch")
-    from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
-
-    prefix = str(tmp_path / "corpus")
-    builder = IndexedDatasetBuilder(prefix + ".bin", dtype=DType.optimal_dtype(500))
-    rng = np.random.default_rng(0)
-    for _ in range(30):  # documents, some of several sequences
-        for length in rng.integers(1, 9, rng.integers(1, 3)):
-            builder.add_item(torch.from_numpy(rng.integers(0, 500, length)))
-        builder.end_document()
-    builder.finalize(prefix + ".idx")
-    theirs = IndexedDataset(prefix)
-    bounds = theirs.document_indices
-    documents = [np.concatenate(theirs[a:b]).tolist() for a, b in pairwise(bounds)]
-
-    spec = make_spec(task="pretrain", data={"train": [prefix], "maxTokens": 16})
-    ours = load_examples(spec, "train", TOK, tmp_path / "scratch", None)
-    assert list(ours) == [replace(e, data_source=prefix) for e in packed(documents, 16)]
-    assert asyncio.run(ours.drawn([0]))[0].variants
-
-    (tmp_path / "corpus.idx").write_bytes(b"no index")
-    with pytest.raises(ConfigurationError, match="Megatron cannot read it: .*bad header"):
-        load_examples(spec, "train", TOK, tmp_path / "scratch", None)
-    with pytest.raises(ConfigurationError, match="there is no .*none.idx"):
-        load_examples(
-            make_spec(task="pretrain", data={"train": [str(tmp_path / "none")], "format": "indexed"}),
-            "train",
-            TOK,
-            tmp_path / "s",
-            None,
-        )

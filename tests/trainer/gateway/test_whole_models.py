@@ -12,7 +12,6 @@ import pytest
 import tinker
 from tinker import types
 
-from extra import extra_but
 from rljob_trainer.wire.rollout_server import POLICY
 from trainer.gateway.running import SECONDS, RunningService, running
 from trainer.gateway.test_clients import STEP, datum, learnt, log_probs
@@ -20,7 +19,7 @@ from trainer.megatron.kinds import make_config
 from trainer.megatron.models import random_model
 from trainer.server.models import VOCABULARY, make, save_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extra
 
 PROMPT = types.ModelInput.from_ints([10 + i for i in range(20)])
 
@@ -44,7 +43,7 @@ SERVICES: dict[str, tuple[dict[str, Any], Callable[[Path], Path]]] = {
 """Sections of trainers, and what they train."""
 
 
-@pytest.fixture(scope="module", params=extra_but(["experts on two ranks"], ["one rank", "DP2", "experts on two ranks"]))
+@pytest.fixture(scope="module", params=SERVICES)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     root = tmp_path_factory.mktemp("service")
     os.environ["TINKER_TELEMETRY"] = "0"

@@ -108,6 +108,7 @@ def test_a_job_survives_a_killed_rank_and_a_killed_launcher_and_succeeds(runs: l
     assert not any(map(alive, pids))
 
 
+@pytest.mark.extra
 def test_gangs_of_other_models_belong_to_the_attempt_and_their_failure_is_named(
     runs: list[Run], tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_second_run_in_the_same_directory_is_refused_and_the_first_one_does_no
 
 
 @needs_namespaces
+@pytest.mark.extra
 def test_ranks_of_two_nodes_meet_on_a_machine_without_ipv4(runs: list[Run], tmp_path: Path) -> None:
     runs.append(run := Run(tmp_path, WITHOUT_IPV4))
     run.pid(1, 1)

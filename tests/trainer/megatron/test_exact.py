@@ -89,7 +89,9 @@ def exact(model: Path, dtype: str) -> RLJobSpec:
     return RLJobSpec.model_validate(raw | {"rollout": raw["rollout"] | {"exact": True}})
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("llama", "float32"), ("qwen3", "bfloat16")])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [pytest.param("llama", "float32", marks=pytest.mark.extra), ("qwen3", "bfloat16")]
+)
 def test_log_probabilities_are_those_of_the_engine_to_the_last_bit(kind: str, dtype: str, tmp_path: Path) -> None:
     assert Served(tmp_path, kind, dtype).differences() == {1.0: 0.0, 0.7: 0.0}
 
@@ -101,6 +103,7 @@ def test_no_kernel_can_be_exchanged_for_another_of_the_same_formula(tmp_path: Pa
         assert 0 < max(served.differences(**{name: other}).values()) < 1e-4, name
 
 
+@pytest.mark.extra
 def test_vllm_s_kernels_on_gpus_find_the_mode_that_servers_have() -> None:
     """They read the variable once in a process. The module itself needs a GPU."""
     code = (

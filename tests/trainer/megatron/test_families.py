@@ -75,10 +75,15 @@ def test_the_table_of_families_says_what_is_tested_here(family: Family) -> None:
         assert {not list(model_violations(generating, c)) for c in configs} == {device in family.servers}
 
 
-ON_SEVERAL_RANKS = ("mistral, window", "qwen2", "qwen3_moe", "gemma3_text", "deepseek_v3", "qwen3_5_text", "qwen3_vl")
-"""In `make test`; all are on one rank there."""
+VARIANTS = ("llama, llama3", "mistral, window", "phi3, window", "deepseek_v3, yarn", "glm_moe_dsa, shared")
+ALWAYS = {
+    1: (*(kind for kind in FAMILIES if kind not in ("mistral", "phi3")), *VARIANTS),
+    2: ("mistral, window", "qwen3_moe", "gemma3_text", "deepseek_v3", "qwen3_5_text"),
+    4: ("qwen2", "qwen3_moe"),
+}
+"""In `make test`, by number of ranks."""
 CASES = [
-    pytest.param(world, kind, marks=[] if world == 1 or kind in ON_SEVERAL_RANKS else pytest.mark.extra)
+    pytest.param(world, kind, marks=[] if kind in ALWAYS[world] else pytest.mark.extra)
     for world in LAYOUTS
     for kind in kinds_on(world)
 ]

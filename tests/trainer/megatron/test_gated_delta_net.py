@@ -116,7 +116,7 @@ torch.testing.assert_close(gdn.causal_conv1d(x=x, weight=weight), causal_conv1d(
 """
 
 
-@pytest.mark.slow
+@pytest.mark.extra
 def test_flash_linear_attention_in_the_image_does_not_keep_ranks_from_being_forked(tmp_path: Path) -> None:
     """It asks the driver for the GPU when it is imported, after which no fork of this process can use one."""
     (tmp_path / "fla").mkdir()

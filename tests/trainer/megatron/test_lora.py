@@ -89,7 +89,9 @@ def batches(model: Path) -> list[Batch]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ADAPTED)
+@pytest.mark.parametrize(
+    "kind", extra_but(("llama", "phi3", "qwen3_moe", "gemma3_text", "glm4", "gpt_oss", "kimi_k2"), ADAPTED)
+)
 def test_the_base_is_frozen_and_the_merged_policy_is_what_was_trained(
     megatron: None, tmp_path: Path, kind: str
 ) -> None:

@@ -230,8 +230,8 @@ async def test_a_follower_that_fails_to_start_is_reported_with_its_workers_error
         assert failure.message == "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("when", [pytest.param("received", marks=pytest.mark.extra), "applied"])
+@pytest.mark.extra
+@pytest.mark.parametrize("when", ["received", "applied"])
 async def test_real_workers_over_two_pods_start_again_together_after_one_was_killed_in_an_update(
     tmp_path: Path, when: str
 ) -> None:

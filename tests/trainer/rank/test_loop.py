@@ -188,6 +188,7 @@ def refused(running: Running) -> Failure:
     return failure
 
 
+@pytest.mark.extra
 def test_a_named_checkpoint_is_gone_on_from_in_another_layout(material, tmp_path, uninterrupted):
     """A periodic one, saved while training continued, and the drained one. A flipped bit is found by whoever reads it."""
     (tmp_path / "first").mkdir()
