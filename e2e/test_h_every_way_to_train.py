@@ -9,6 +9,8 @@ from e2e.conftest import Lab
 from e2e.job import Job
 from e2e.prepare import run_preparation
 
+pytestmark = pytest.mark.extra  # the example of all tests learns by GRPO
+
 COLOCATED = {
     "rollout": {"placement": "colocated", "template": None},
     "trainer": {"template": {"resources": {"limits": {"memory": "7Gi"}}}},
@@ -16,9 +18,7 @@ COLOCATED = {
 WAYS: dict[str, dict[str, object]] = {"ppo": {}, "dapo": COLOCATED, "moe": {}}
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(way, marks=() if way == "ppo" else pytest.mark.extra) for way in WAYS]
-)
+@pytest.fixture(scope="module", params=WAYS)
 def finished(lab: Lab, request: pytest.FixtureRequest) -> Job:
     if request.param == "moe":
         run_preparation(lab.kube, lab.provider, "moe")

@@ -121,8 +121,8 @@ def test_it_learns_and_a_resume_goes_on_in_exactly_the_order_of_the_data(run: Ru
     metrics = run.metrics()
     assert list(metrics) == list(range(1, STEPS + 1))
     fresh = {step for step, m in metrics.items() if m["train_rollout/policy_age"] == 0}
-    # what was complete is in the checkpoint, and may be trained before a server is up that could generate the next one
-    assert {1} <= fresh <= {1, drained + 1, drained + 2}
+    # up to two complete batches are in the checkpoint, and may be trained before a server is up that could generate the next one
+    assert {1} <= fresh <= {1, drained + 1, drained + 2, drained + 3} and len(fresh) <= 2
     assert {m["train_rollout/policy_age"] for m in metrics.values()} == {0, 1}
     for step in metrics:
         batch = run.batch(step)
