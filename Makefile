@@ -14,8 +14,8 @@ AT_ONCE := $(AGAIN) -j5 --output-sync=target
 # processes of pods, and what is left. Those that wait most begin first, and the one that only computes fills what they leave
 FAST_OPERATOR := $(patsubst %,tests/%/,api operator placement repository)
 FAST_RANKS := $(patsubst %,tests/trainer/%/,algorithm checkpoint data megatron rank server wire) $(wildcard tests/trainer/test_*.py)
-FAST_WORKERS := $(patsubst %,tests/trainer/%/,custom_rows local rewards sandboxes workers)
-FAST_PODS := $(filter-out $(FAST_RANKS) $(FAST_WORKERS) %/__pycache__/ %/agents/,$(wildcard tests/trainer/*/))
+FAST_WORKERS := $(patsubst %,tests/trainer/%/,agents custom_rows local rewards sandboxes workers)
+FAST_PODS := $(filter-out $(FAST_RANKS) $(FAST_WORKERS) %/__pycache__/,$(wildcard tests/trainer/*/))
 FAST := fast-pods fast-workers fast-rest fast-ranks fast-operator
 # Slow tests: Megatron's ranks; an operator with an API server, after the cluster's programs are compiled; and what is left, most of it with vLLM.
 # Files without a slow test are not imported
