@@ -17,9 +17,9 @@ FAST_RANKS := $(patsubst %,tests/trainer/%/,algorithm checkpoint data megatron r
 FAST_WORKERS := $(patsubst %,tests/trainer/%/,agents custom_rows local rewards sandboxes workers)
 FAST_PODS := $(filter-out $(FAST_RANKS) $(FAST_WORKERS) %/__pycache__/,$(wildcard tests/trainer/*/))
 FAST := fast-pods fast-workers fast-rest fast-ranks fast-operator
-# Slow tests: Megatron's ranks; vLLM's servers; an operator with an API server, after the cluster's programs are compiled; and what is left, most of
-# it whole jobs. Files without a slow test are not imported
-SLOW_REST = $(filter-out tests/trainer/megatron/% tests/trainer/server/% tests/apiserver/%,$(sort $(shell grep -rlE 'mark\.(slow|extra)' tests --include='test_*.py')))
+# Slow tests: Megatron's ranks; an operator with an API server, after the cluster's programs are compiled; and what is left, most of it with vLLM.
+# Files without a slow test are not imported
+SLOW_REST = $(filter-out tests/trainer/megatron/% tests/apiserver/%,$(sort $(shell grep -rlE 'mark\.(slow|extra)' tests --include='test_*.py')))
 export OMP_NUM_THREADS ?= 1
 # Containers often set it. Without bytecode every process of a test compiles torch, transformers and vLLM again
 unexport PYTHONDONTWRITEBYTECODE
@@ -100,7 +100,7 @@ fast-rest: setup
 
 .PHONY: test
 test: check ## Everything: check, the trainer on real megatron-core and vLLM, end to end on the cluster
-	$(AT_ONCE) slow-operator slow-rest slow-servers slow-megatron
+	$(AT_ONCE) slow-operator slow-rest slow-megatron
 	$(E2E_TWICE) -m "not extra"
 
 .PHONY: fuzz
@@ -120,10 +120,6 @@ slow-operator: cluster
 .PHONY: slow-rest
 slow-rest: setup
 	$(PYTEST_TWICE) -m "slow and not extra" $(SLOW_REST) --durations=10
-
-.PHONY: slow-servers
-slow-servers: setup
-	$(PYTEST_TWICE) -m "slow and not extra" tests/trainer/server --durations=10
 
 .PHONY: slow-megatron
 slow-megatron: setup
