@@ -63,7 +63,7 @@ $(VENV)/.installed: tests/requirements.txt pyproject.toml | $(VENV)/bin/uv
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 
 .PHONY: check
-check: setup ## Format, lint, layers, types, generated files, fast tests (about 8 minutes on two cores)
+check: setup ## Format, lint, layers, types, generated files, fast tests (about 10 minutes on two cores)
 	$(AT_ONCE) lint $(FAST)
 
 .PHONY: lint

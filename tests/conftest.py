@@ -1,7 +1,7 @@
 """What holds for all tests: Hypothesis judges none of them by its time, which is the machine's, and draws the same examples in each run, so that a
 commit passes or does not (`make fuzz` draws new ones); and what is extra is slow as well.
 
-torch compiles nothing, as on ranks without a GPU: what those set is read when torch's compiler is imported, which some test modules do before.
+torch compiles nothing, as on ranks without a GPU: what those set is read when megatron-core is imported, which some test modules do before.
 
 The modules of all tests are millions of objects and no garbage. Whoever looks for garbage does not go through them: neither these processes nor
 those that they fork, each of which would copy them all.

@@ -65,10 +65,10 @@ class StatusPace:
     def writing(self, key: Key) -> Iterator[None]:
         """Inside, a status of the job is written."""
         began = self._timer()
-        has_turn = (
-            self._turns.pop(key, math.inf) <= began and self._in_flight_since is None
-        )  # else it cannot wait, and has no turn
-        self._in_flight_since = began if has_turn else self._in_flight_since
+        turn = self._turns.pop(key, math.inf)
+        has_turn = turn <= began and self._in_flight_since is None  # else the status cannot wait
+        if has_turn:
+            self._in_flight_since = began
         try:
             yield
             spacing = max(DISPLAY_SPACING, (self._timer() - began) / DISPLAY_SHARE)
