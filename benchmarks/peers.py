@@ -1,12 +1,12 @@
 """RLJobs, JobSets, LeaderWorkerSets and plain StatefulSets in turn on one control plane: what each takes of time and of requests.
 
     python -m benchmarks.peers [crowd] [gang] [loss] [--kinds RLJob JobSet] [--nodes 200] [--crowd 100] [--each 4] [--gang 64] [--small 16]
-                               [--repeats 3] [--seconds 300] [--tree DIRECTORY]
+                               [--repeats 3] [--seconds 300] [--qps 500] [--tree DIRECTORY]
 
 As benchmarks.scale, with both other controllers alongside ours, each at 500 requests a second, their webhooks on loopback. A pod is lost in the way
 that each kind looks for: ours and a StatefulSet's is deleted by force, LeaderWorkerSet's is deleted, JobSet's fails. `--each`: pods of a job of the
-crowd; `--seconds`: within which all pods have to be bound. Prints a Markdown table, and each figure as it comes to standard error. Compiles the
-controllers.
+crowd; `--seconds`: within which all pods have to be bound; `--qps`: requests a second of each of Kubernetes' own controllers, one of which is the
+garbage collector. Prints a Markdown table, and each figure as it comes to standard error. Compiles the controllers.
 """
 
 import argparse
@@ -68,7 +68,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("phases", nargs="*", help="what is measured: crowd, gang, loss. Otherwise all of them")
     parser.add_argument("--kinds", nargs="+", choices=MAKERS, default=[*MAKERS], help="otherwise all")
-    sizes = {"--nodes": 200, "--crowd": 100, "--each": 4, "--gang": 64, "--small": 16, "--repeats": 3, "--seconds": 300}
+    sizes = {"--nodes": 200, "--crowd": 100, "--each": 4, "--gang": 64, "--small": 16}
+    sizes |= {"--repeats": 3, "--seconds": 300, "--qps": 500}
     for name, default in sizes.items():
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("--tree", type=Path, default=REPOSITORY, help="whose operator is measured")
@@ -77,7 +78,10 @@ def main() -> None:
     for component in (KWOK, *(component for component, *_ in peers)):
         if not is_built(component):
             build(component)
-    with tempfile.TemporaryDirectory() as directory, ControlPlane(Path(directory), managers=True) as plane:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ControlPlane(Path(directory), managers=True, qps=args.qps) as plane,
+    ):
         plane.install_crd()
         for peer in peers:
             start(plane, *peer)

@@ -79,7 +79,7 @@ EXPERTS = {
     "num_experts": 8,
     "norm_topk_prob": True,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 256,
+    "moe_intermediate_size": 192,
 }
 KINDS = {
     "qwen2_5_vl": Kind("qwen2_5_vl", SMALL_TEXT, SMALL_TOWER, 224, 16, 4, 64),

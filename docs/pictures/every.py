@@ -16,6 +16,7 @@ PICTURES: dict[str, Callable[[dict[str, str]], Canvas]] = {
     "learning-reasoning-gym": learning.draw_reasoning_gym,
     "learning-ahead": learning.draw_ahead,
     "learning-recipe": learning.draw_recipe,
+    "learning-long": learning.draw_long_run,
 }
 
 

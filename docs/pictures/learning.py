@@ -1,5 +1,6 @@
 """What examples/arithmetic and examples/reasoning-gym learn: curves of three seeds from benchmarks/runs/learning.jsonl and reasoning-gym.jsonl, and
-both ends of the runs of docs/asynchronous.md; and what a recipe learns from a service: a curve for each seed in benchmarks/runs/recipe.jsonl."""
+both ends of the runs of docs/asynchronous.md; what a recipe learns from a service: a curve for each seed in benchmarks/runs/recipe.jsonl; and the
+first run in benchmarks/runs/long-run.jsonl, on a GPU."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +13,9 @@ from docs.pictures.svg import Canvas
 from docs.pictures.tables import rows
 
 RUNS = Path(__file__).parents[2] / "benchmarks/runs/learning.jsonl"
-REASONING_RUNS, RECIPE_RUNS = (RUNS.with_name(f"{name}.jsonl") for name in ("reasoning-gym", "recipe"))
+REASONING_RUNS, RECIPE_RUNS, LONG_RUNS = (
+    RUNS.with_name(f"{name}.jsonl") for name in ("reasoning-gym", "recipe", "long-run")
+)
 WIDTH, HEIGHT = 960, 330
 TOP, BOTTOM = 84, 262
 STEPS, REASONING_STEPS = 60, 80
@@ -36,7 +39,13 @@ STALENESS = {"0": "rollout", "2": "trainer"}
 SETTING = "0.3 M parameters on two CPU cores, GRPO, 60 steps of 16 prompts x 16 samples"
 REASONING_SETTING = "0.3 M parameters on two CPU cores, GRPO, 80 steps of 16 prompts x 16 samples"
 RECIPE_SETTING = "math_rl of tinker-cookbook, adapters of rank 16, 60 steps of 16 groups x 16 samples"
-RECIPE_LEFT, RECIPE_SPAN = 70, 820
+LONG_SETTING = "126 M parameters on one H200 in 22 minutes, GRPO, 64 prompts x 16 samples a step"
+LONG_STEPS = 1500
+WIDE_LEFT, WIDE_SPAN = 70, 820
+"""Of a panel alone."""
+
+Curves = dict[int, list[tuple[int, float]]]
+"""Steps and values, by seed."""
 
 
 def draw(theme: dict[str, str]) -> Canvas:
@@ -70,8 +79,22 @@ def draw_recipe(theme: dict[str, str]) -> Canvas:
     runs = _runs(RECIPE_RUNS)
     shares = {run["seed"]: dict(enumerate(run["right"], 1)) for run in runs}
     curves = {seed: _smoothed(right, SMOOTH) for seed, right in shares.items()}
-    _panel(canvas, RECIPE_LEFT, RECIPE_SPAN, STEPS, f"Share of right answers, mean of {SMOOTH} steps", curves)
+    _panel(canvas, WIDE_LEFT, WIDE_SPAN, STEPS, f"Share of right answers, mean of {SMOOTH} steps", curves)
     _legend(canvas, _seeds(runs), RECIPE_SETTING)
+    return canvas
+
+
+def draw_long_run(theme: dict[str, str]) -> Canvas:
+    """The mean reward of every ten steps, and held-out accuracy every hundred."""
+    canvas = Canvas(WIDTH, HEIGHT, "Reward and held-out accuracy of a run of 1,500 steps on a GPU", theme)
+    run = _runs(LONG_RUNS)[0]
+    rewards = dict(enumerate(run["rewards"][: LONG_STEPS // 10], 1))
+    curves = {
+        0: [(10 * ten, reward) for ten, reward in rewards.items()],
+        1: [(int(step), accuracy) for step, accuracy in run["held_out"].items()],
+    }
+    _panel(canvas, WIDE_LEFT, WIDE_SPAN, LONG_STEPS, "Share of right answers", curves, every=300)
+    _legend(canvas, {"samples": SEEDS[0], "held out, greedy": SEEDS[1]}, LONG_SETTING)
     return canvas
 
 
@@ -80,10 +103,10 @@ def _seeds(runs: list[dict[str, Any]]) -> dict[str, str]:
     return {f"seed {run['seed']}": SEEDS[run["seed"]] for run in runs}
 
 
-def _panel(c: Canvas, left: int, span: int, steps: int, title: str, curves: dict[int, list[tuple[int, float]]]) -> None:
-    """`curves`: by seed."""
+def _panel(c: Canvas, left: int, span: int, steps: int, title: str, curves: Curves, every: int = 20) -> None:
+    """`curves`: by seed. `every`: steps from one label to the next."""
     _grid(c, left, title, span)
-    for step in range(0, steps + 1, 20):
+    for step in range(0, steps + 1, every):
         c.text(left + span * step / steps, BOTTOM + 20, f"step {step}", 12, "muted", "middle")
     for seed, points in curves.items():
         _curve(c, [(left + span * step / steps, _height(value)) for step, value in points], SEEDS[seed])

@@ -38,6 +38,9 @@ OF_ROPE_OR_ABOVE = ("original_max_position_embeddings", "partial_rotary_factor",
 """Numbers of rotary embeddings that may also stand next to the others."""
 ROPES = ("rope_parameters", "rope_scaling")
 """Names of the section that has them, since transformers 5 and before."""
+TURNED = {"qwen3_vl_moe": ("moe_intermediate_size", (1, 2)), "gpt_oss": ("intermediate_size", (2,))}
+"""Families whose files have experts' matrices [in, out], where others have [out, in], by model_type: the key of an expert's width, and of how many
+times that width megatron-bridge takes the length of a matrix from its shape alone."""
 SECTIONS = ("text_config", "vision_config", *ROPES)
 
 
@@ -74,9 +77,22 @@ def unfit(config: Mapping[str, Any]) -> list[Unfit]:
 
 
 def contradictions(config: Mapping[str, Any]) -> list[Unfit]:
-    """Numbers of rotary embeddings that a file says twice, each time otherwise: transformers, vLLM and megatron-bridge take one or the other.
-    `config`: without values that are unfit."""
+    """What transformers, vLLM and megatron-bridge read each in its own way: numbers of rotary embeddings that a file says twice, each time otherwise,
+    and experts whose matrices are square. `config`: without values that are unfit."""
     language = language_of(dict(config))
+    return [*_square(config.get("model_type"), language), *_ropes_said_twice(language)]
+
+
+def _square(kind: str | None, language: Mapping[str, Any]) -> Iterator[Unfit]:
+    """megatron-bridge turns a matrix of an expert if its shape is the other one. Of a square one it cannot see that, and rows would be columns."""
+    key, times = TURNED.get(kind or "", ("", ()))
+    width, hidden = language.get(key), language.get("hidden_size")
+    if width and any(width * count == hidden for count in times):
+        square = " or ".join(f"{hidden} / {count}" if count > 1 else str(hidden) for count in times)
+        yield Unfit(key, width, f"must not be {square}: with hidden_size = {hidden} a matrix of an expert is square")
+
+
+def _ropes_said_twice(language: Mapping[str, Any]) -> list[Unfit]:
     given = [(key, language[key]) for key in ROPES if language.get(key)]
     if len(given) == 2 and given[0][1] != given[1][1]:
         return [Unfit(*given[0], f"must be the same as {given[1][0]} = {given[1][1]}: leave one of them out")]

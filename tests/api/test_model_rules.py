@@ -26,6 +26,7 @@ from api.model_configs import (
 )
 from api.sized import gpu_spec
 from api.specs import make_spec
+from rljob_api.config_json import Unfit, contradictions
 from rljob_api.families import FAMILIES
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.foreign_keys import EXPERTS as EXPERTS_OF
@@ -144,6 +145,27 @@ def test_a_number_of_a_rope_that_a_file_says_twice_in_the_same_way_is_taken() ->
     assert (
         check(DENSE | ABOVE | {"rope_scaling": same, "rope_theta": 1e4, "original_max_position_embeddings": 64}) == []
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "rule"),
+    [
+        ("qwen3_vl_moe", 32, "must not be 64 or 64 / 2: with hidden_size = 64 a matrix of an expert is square"),
+        ("qwen3_vl_moe", 64, "must not be 64 or 64 / 2: with hidden_size = 64 a matrix of an expert is square"),
+        ("qwen3_vl_moe", 48, ""),
+        ("gpt_oss", 32, "must not be 64 / 2: with hidden_size = 64 a matrix of an expert is square"),
+        ("gpt_oss", 64, ""),
+        ("qwen3_moe", 32, ""),
+    ],
+)
+def test_square_experts_are_refused_where_only_their_shape_says_which_way_they_lie(
+    kind: str, width: int, rule: str
+) -> None:
+    """As published, gpt-oss has square down-projections, of which megatron-bridge knows how they lie."""
+    key = "intermediate_size" if kind == "gpt_oss" else "moe_intermediate_size"
+    text = {"hidden_size": 64, key: width}
+    config = {"model_type": kind} | ({"text_config": text} if kind == "qwen3_vl_moe" else text)
+    assert contradictions(config) == ([Unfit(key, width, rule)] if rule else [])
 
 
 @pytest.mark.parametrize("kind", ["mimo", "gpt2"])
