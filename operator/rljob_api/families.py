@@ -44,7 +44,7 @@ FAMILIES = {
             "Qwen3-VL 30B-A3B, 235B-A22B",
             ("tensor", "expert"),
             vision=True,
-            servers=(),
+            servers=("cpu",),
             tools="hermes",
         ),
         Family(
@@ -92,7 +92,7 @@ FAMILIES = {
             states=True,
             language="qwen3_5_moe_text",
             vision=True,
-            servers=(),
+            servers=("gpu",),
             values=SILU,
             tools="qwen3_coder",
         ),

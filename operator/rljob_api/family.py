@@ -65,7 +65,7 @@ class Family:
     fused: bool = False
     """Whether queries, keys and values, and gate and up, are one tensor each in the family's files: their adapters have one A."""
     language: str = ""
-    """`model_type` of its language model as a directory of its own, where servers generate with that and not with the whole."""
+    """`model_type` of its language model as a directory of its own."""
     vision: bool = False
     """Reads images: a vision tower and the projector behind it come before the language model."""
     servers: tuple[DeviceType, ...] = ("cpu", "gpu")

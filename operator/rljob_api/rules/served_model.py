@@ -44,7 +44,6 @@ LANGUAGES = {family.language for family in FAMILIES.values()}
 ACTIVATIONS = {"gemma3_text": ("hidden_activation", "gelu_pytorch_tanh")}
 """Of feed-forward layers, where vLLM 0.32 has another one than SiLU: its classes of other families name no other, and end, or compute SiLU in experts
 whatever `hidden_act` says (model_executor/models)."""
-LANGUAGE = "save its language model as a directory of its own, with transformers' AutoModelForCausalLM"
 ELSE = "set spec.task to sft, dpo or pretrain"
 
 
@@ -59,11 +58,7 @@ def server_violations(spec: RLJobSpec, whole: dict[str, Any]) -> Iterator[Violat
     if family and spec.trainer.device not in family.servers:
         rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
         elsewhere = "set spec.trainer.device: gpu, or " if "gpu" in family.servers else ""
-        alone = (
-            f"{LANGUAGE}, or " if family.language and spec.trainer.device in FAMILIES[family.language].servers else ""
-        )
-        fix = f"{elsewhere}{alone}{ELSE}"
-        yield Violation("spec.model.path", spec.model.path, rule, fix)
+        yield Violation("spec.model.path", spec.model.path, rule, f"{elsewhere}{ELSE}")
     elif family and family.states:
         yield from _state_violations(spec)
     yield from _own_key_violations(spec, config, whole)

@@ -16,7 +16,7 @@ from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, Rol
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.data.vision import WORDS, save_processor
 from trainer.megatron.kinds import make_config
-from trainer.megatron.models import load_model, random_model
+from trainer.megatron.models import load_model, random_model, turn_experts
 from trainer.megatron.vision import FIRST, LAST, PAD, image_log_probs, make_image
 from trainer.server.servers import TOKEN, Server
 from trainer.server.test_families import tensors
@@ -42,6 +42,8 @@ def make(path: Path, kind: str, seed: int) -> Path:
         for parameter in model.model.visual.parameters():
             parameter.mul_(2.0)  # so that images are seen
     model.save_pretrained(path)
+    if kind == "qwen3_vl_moe":
+        turn_experts(path)
     return save_processor(path, kind)
 
 
@@ -94,12 +96,19 @@ def other(image: Image) -> Image:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param("qwen2_5_vl", marks=pytest.mark.extra), "qwen3_vl"])
+@pytest.mark.parametrize(
+    ("kind", "tensor"),
+    [
+        *(pytest.param(kind, 1, marks=pytest.mark.extra) for kind in ("qwen2_5_vl", "qwen3_vl")),
+        ("qwen3_vl_moe", 1),
+        pytest.param("qwen3_vl_moe", 2, marks=pytest.mark.extra),
+    ],
+)
 def test_a_server_sees_the_images_of_the_trainer_by_the_weights_published_last(
-    start: Callable[..., Server], tmp_path: Path, kind: str
+    start: Callable[..., Server], tmp_path: Path, kind: str, tensor: int
 ) -> None:
     old, new = (make(tmp_path / str(seed), kind, seed) for seed in (1, 2))
-    server = start(old, image_key="images")
+    server = start(old, image_key="images", tensor_parallel=tensor)
     first, second = publish_and_generate(server, old, 0), publish_and_generate(server, new, 1)
     server.kill()
     assert difference(old, first) < 1e-4
