@@ -39,8 +39,8 @@ OF_ROPE_OR_ABOVE = ("original_max_position_embeddings", "partial_rotary_factor",
 ROPES = ("rope_parameters", "rope_scaling")
 """Names of the section that has them, since transformers 5 and before."""
 TURNED = {"qwen3_vl_moe": ("moe_intermediate_size", (1, 2)), "gpt_oss": ("intermediate_size", (2,))}
-"""Families whose files have experts' matrices [in, out], where others have [out, in], by model_type: the key of an expert's width, and of how many
-times that width megatron-bridge takes the length of a matrix from its shape alone."""
+"""Families whose files have experts' matrices [in, out], where others have [out, in], by model_type: the key of an expert's width, and which
+multiples of it are sides of matrices that megatron-bridge turns by their shape."""
 SECTIONS = ("text_config", "vision_config", *ROPES)
 
 

@@ -11,7 +11,7 @@ from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 
 SEEING = [name for name, family in FAMILIES.items() if family.vision and family.servers]
-SMOOTH = ("qwen3_5", "qwen3_5_moe")
+QWEN3_5 = ("qwen3_5", "qwen3_5_moe")
 """Their towers have no layers that the language model's first ones see, and a part of a head is rotated."""
 ELSE = "or set spec.task to sft, dpo or pretrain"
 THETA, KIND = "vLLM's towers have rope_theta = 10000", 'vLLM\'s towers have rope_type = "axial"'
@@ -78,7 +78,7 @@ def test_a_norm_outside_the_language_model_is_the_towers_where_nothing_moves_it_
 @pytest.mark.parametrize("kind", SEEING)
 def test_layers_of_a_tower_that_only_the_server_projects_are_refused(kind: str) -> None:
     found = said(published(kind, depth=2, deepstack_visual_indexes=[0]))
-    assert [fix for _, fix in found] == ([f"remove it there, {ELSE}"] if kind in SMOOTH else [])
+    assert [fix for _, fix in found] == ([f"remove it there, {ELSE}"] if kind in QWEN3_5 else [])
 
 
 @pytest.mark.parametrize("kind", SEEING)
@@ -104,7 +104,7 @@ def test_time_row_and_column_are_rotated_as_the_family_does(kind: str) -> None:
         assert found == ["its config.json has no mrope_section"], "no trainer starts either"
     heads = {"head_dim": 64, "hidden_size": 256, "num_attention_heads": 4}
     found = [rule for rule, _ in said(config | {"text_config": heads | {"rope_parameters": rope}}) if "half" in rule]
-    assert len(found) == (kind not in SMOOTH), "a part of whose heads is rotated"
+    assert len(found) == (kind not in QWEN3_5), "a part of whose heads is rotated"
     fitting = rope | {"mrope_section": [12, 10, 10]}
     assert not [
         rule for rule, _ in said(config | {"text_config": heads | {"rope_parameters": fitting}}) if "half" in rule
