@@ -163,6 +163,11 @@ RULES = [
         f"{T}.fp8",
         "is not proven with spec.model.lora",
     ),
+    (
+        config(moe_router_bias_update_rate=1e-3) | {"model": {"path": "/data/model", "lora": {}}},
+        f"{T}.moe_router_bias_update_rate",
+        "changes biases of routers in a model that spec.model.lora keeps as it is",
+    ),
     (config(cp_comm_type="a2a"), f"{T}.cp_comm_type", "torch layers gather keys and values"),
     (
         with_parallelism(config("gpu", cpu_offloading=True), 2, pipeline=2),

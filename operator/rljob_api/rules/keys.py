@@ -53,6 +53,7 @@ UNPROVEN_WITH_ADAPTERS = (
     "fine_grained_activation_offloading",
 )
 """Keys of transformerConfig that change the layers that have adapters."""
+BIAS_UPDATES = "moe_router_bias_update_rate"
 
 
 def transformer_key_violations(ranks: JudgedRanks) -> Iterator[Violation]:
@@ -151,6 +152,9 @@ def adapter_violations(spec: RLJobSpec) -> Iterator[Violation]:
     for key in UNPROVEN_WITH_ADAPTERS if spec.model.lora else ():
         if spec.trainer.transformer_config.get(key):
             yield _refused(policy, key, "is not proven with spec.model.lora")
+    if spec.model.lora and spec.trainer.transformer_config.get(BIAS_UPDATES):
+        rule = "changes biases of routers in a model that spec.model.lora keeps as it is, and adapters have none"
+        yield _refused(policy, BIAS_UPDATES, rule, "remove it")
 
 
 def split_violations(ranks: JudgedRanks) -> Iterator[Violation]:
