@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from extra import extra_but
 from rljob_api.families import FAMILIES
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
@@ -240,9 +241,7 @@ def test_what_goes_in_comes_out_without_the_copies_of_what_it_shares(megatron: N
     assert json.loads((tmp_path / "out/config.json").read_text())["num_nextn_predict_layers"] == 1
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n == "pipeline and tensor" else pytest.mark.extra) for n in LAYOUTS]
-)
+@pytest.mark.parametrize("name", extra_but(("pipeline and tensor",), LAYOUTS))
 def test_every_layout_trains_it_as_one_rank_does(megatron: None, tmp_path: Path, name: str) -> None:
     source = make(tmp_path / "model")
     batch, sizes = make_batch(source), LAYOUTS[name]
