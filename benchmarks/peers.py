@@ -69,8 +69,8 @@ def main() -> None:
     parser.add_argument("phases", nargs="*", help="what is measured: crowd, gang, loss. Otherwise all of them")
     parser.add_argument("--kinds", nargs="+", choices=MAKERS, default=[*MAKERS], help="otherwise all")
     sizes = {"--nodes": 200, "--crowd": 100, "--each": 4, "--gang": 64, "--small": 16}
-    sizes |= {"--repeats": 3, "--seconds": 300, "--qps": 500}
-    for name, default in sizes.items():
+    limits = {"--repeats": 3, "--seconds": 300, "--qps": 500}
+    for name, default in (sizes | limits).items():
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("--tree", type=Path, default=REPOSITORY, help="whose operator is measured")
     args = parser.parse_args()

@@ -19,9 +19,8 @@ import torch
 import transformers
 
 from benchmarks import jobs, vision
-from benchmarks.vision_kinds import KINDS, Kind
+from benchmarks.vision_kinds import KINDS
 
-TOKENS = 64
 ROUTER = "mlp.gate"
 """How the name of a layer ends that chooses experts."""
 
@@ -35,7 +34,7 @@ def main() -> None:
 
 
 def measure(name: str, prompts: int) -> dict[str, Any]:
-    """Of `prompts` pictures with TOKENS tokens behind each."""
+    """Of `prompts` pictures with vision.TOKENS tokens behind each."""
     kind, order = KINDS[name], random.Random(3)
     differences, changed = list[torch.Tensor](), list[torch.Tensor]()
     with tempfile.TemporaryDirectory() as directory:
@@ -46,28 +45,21 @@ def measure(name: str, prompts: int) -> dict[str, Any]:
             for dtype in (torch.float32, torch.bfloat16)
         )
     for _ in range(prompts):
-        given = prompt(processor, kind, order)
-        (one, its), (other, others) = log_probs(exact, given), log_probs(rounded, given)
+        text = vision.question_and_words(kind, order)
+        given = processor(text=[text], images=[vision.picture(kind.side, order)], return_tensors="pt")
+        (one, its), (other, others) = measured(exact, given), measured(rounded, given)
         differences.append((one - other).abs())
         changed.append((its != others).any(-1).any(0))
     return summary(name, torch.cat(differences), torch.cat(changed))
 
 
-def prompt(processor: Any, kind: Kind, order: random.Random) -> dict[str, torch.Tensor]:
-    words = (f"w{order.randrange(len(vision.WORDS), kind.text['vocab_size'])}" for _ in range(TOKENS))
-    text = f"<|im_start|> user <|vision_start|><|image_pad|><|vision_end|> what is this ? <|im_end|> {' '.join(words)}"
-    picture = vision.picture(kind.side, order)
-    made: dict[str, torch.Tensor] = processor(text=[text], images=[picture], return_tensors="pt")
-    return made
-
-
-def log_probs(model: Any, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the last TOKENS tokens [t], and the experts that the layers choose at the positions before them [layer, t, k]; [0, t, 0] without experts."""
-    with chosen(model) as choices, torch.no_grad():
-        logits = model(**given).logits[0, -TOKENS - 1 : -1].float()
-    found = logits.log_softmax(-1).gather(-1, given["input_ids"][0, -TOKENS:, None])[:, 0]
-    experts = [choice.sort(-1).values[-TOKENS - 1 : -1] for choice in choices]
-    return found, torch.stack(experts) if experts else torch.zeros(0, TOKENS, 0, dtype=torch.int64)
+def measured(model: Any, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities [t] of vision.TOKENS tokens, and the experts that the layers choose at the positions before them [layer, t, k]; [0, t, 0]
+    without experts."""
+    with chosen(model) as choices:
+        found = vision.log_probs(model, given)
+    experts = [choice.sort(-1).values[-vision.TOKENS - 1 : -1] for choice in choices]
+    return found, torch.stack(experts) if experts else torch.zeros(0, vision.TOKENS, 0, dtype=torch.int64)
 
 
 @contextmanager

@@ -23,11 +23,13 @@ from benchmarks.vision_kinds import KINDS, Kind
 from trainer.data.vision import PROCESSORS, TEMPLATE
 from trainer.megatron.kinds import KINDS as FAMILY_KINDS
 from trainer.megatron.kinds import config_class
-from trainer.megatron.models import turn_experts
+from trainer.megatron.models import save_published
 
 LIMIT_SECONDS = 400
 SPECIAL = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
 WORDS = ["<pad>", "<|im_end|>", "<|im_start|>", *SPECIAL, "user", "assistant", "what", "is", "this", "?"]
+TOKENS = 64
+"""Random ones behind a picture, for which log-probabilities are compared."""
 QUESTION = [{"role": "user", "content": "<image> what is this ?"}]
 
 
@@ -76,9 +78,7 @@ def write_model(directory: Path, kind: Kind) -> float:
         model.lm_head.weight.normal_(0, 1.5 / kind.text["hidden_size"] ** 0.5)
         for parameter in model.model.visual.parameters():
             parameter.mul_(2.0)
-    model.save_pretrained(directory)
-    if kind.family == "qwen3_vl_moe":
-        turn_experts(directory)
+    save_published(model, directory)
     return difference_of_pictures(model, write_processor(directory, kind), kind)
 
 
@@ -118,17 +118,28 @@ def picture(side: int, order: random.Random) -> Any:
 
 
 def difference_of_pictures(model: Any, processor: Any, kind: Kind) -> float:
-    """Mean absolute difference of the log-probabilities of 64 random tokens behind one picture and behind another."""
+    """Mean absolute difference of the log-probabilities of TOKENS random tokens behind one picture and behind another."""
     order, device = random.Random(0), next(model.parameters()).device
-    text = "<|im_start|> user <|vision_start|><|image_pad|><|vision_end|> what is this ? <|im_end|> "
-    text += " ".join(f"w{order.randrange(len(WORDS), kind.text['vocab_size'])}" for _ in range(64))
-    found = []
-    for _ in range(2):
-        given = processor(text=[text], images=[picture(kind.side, order)], return_tensors="pt").to(device)
-        with torch.no_grad():
-            logits = model(**given).logits[0, -65:-1].float()
-        found.append(logits.log_softmax(-1).gather(-1, given["input_ids"][0, -64:, None]))
-    return round(float((found[0] - found[1]).abs().mean()), 4)
+    text = question_and_words(kind, order)
+    one, other = (
+        log_probs(model, processor(text=[text], images=[picture(kind.side, order)], return_tensors="pt").to(device))
+        for _ in range(2)
+    )
+    return round(float((one - other).abs().mean()), 4)
+
+
+def question_and_words(kind: Kind, order: random.Random) -> str:
+    """The question, with a place for a picture, and TOKENS random words."""
+    words = (f"w{order.randrange(len(WORDS), kind.text['vocab_size'])}" for _ in range(TOKENS))
+    return f"<|im_start|> user <|vision_start|><|image_pad|><|vision_end|> what is this ? <|im_end|> {' '.join(words)}"
+
+
+def log_probs(model: Any, given: Any) -> torch.Tensor:
+    """Of the last TOKENS tokens [t], of what a processor has made of a question."""
+    with torch.no_grad():
+        logits = model(**given).logits[0, -TOKENS - 1 : -1].float()
+    found: torch.Tensor = logits.log_softmax(-1).gather(-1, given["input_ids"][0, -TOKENS:, None])[:, 0]
+    return found
 
 
 def write_data(root: Path, kind: Kind, rows: int = 256) -> None:

@@ -88,9 +88,8 @@ def draw_long_run(theme: dict[str, str]) -> Canvas:
     """The mean reward of every ten steps, and held-out accuracy every hundred."""
     canvas = Canvas(WIDTH, HEIGHT, "Reward and held-out accuracy of a run of 1,500 steps on a GPU", theme)
     run = _runs(LONG_RUNS)[0]
-    rewards = dict(enumerate(run["rewards"][: LONG_STEPS // 10], 1))
     curves = {
-        0: [(10 * ten, reward) for ten, reward in rewards.items()],
+        0: [(10 * ten, reward) for ten, reward in enumerate(run["rewards"][: LONG_STEPS // 10], 1)],
         1: [(int(step), accuracy) for step, accuracy in run["held_out"].items()],
     }
     _panel(canvas, WIDE_LEFT, WIDE_SPAN, LONG_STEPS, "Share of right answers", curves, every=300)

@@ -41,7 +41,7 @@ NEEDS_GPU = {
     "cp_comm_type": "Transformer Engine's attention; torch layers gather keys and values",
 }
 """Keys of transformerConfig that fail with `device: cpu`, and what they need."""
-UNPROVEN_WITH_ADAPTERS = (
+_OF_THEIR_LAYERS = (
     "use_transformer_engine_op_fuser",
     "fp8",
     "fp4",
@@ -53,7 +53,12 @@ UNPROVEN_WITH_ADAPTERS = (
     "fine_grained_activation_offloading",
 )
 """Keys of transformerConfig that change the layers that have adapters."""
-BIAS_UPDATES = "moe_router_bias_update_rate"
+NOT_WITH_ADAPTERS = dict.fromkeys(_OF_THEIR_LAYERS, "is not proven with spec.model.lora") | {
+    "moe_router_bias_update_rate": (
+        "changes biases of routers in a model that spec.model.lora keeps as it is, and adapters have none"
+    )
+}
+"""Keys of transformerConfig that are refused next to adapters, and why."""
 
 
 def transformer_key_violations(ranks: JudgedRanks) -> Iterator[Violation]:
@@ -149,12 +154,9 @@ def offload_violations(ranks: JudgedRanks) -> Iterator[Violation]:
 
 def adapter_violations(spec: RLJobSpec) -> Iterator[Violation]:
     policy = JudgedRanks.of(spec, names.ROLE_TRAINER)
-    for key in UNPROVEN_WITH_ADAPTERS if spec.model.lora else ():
+    for key, rule in NOT_WITH_ADAPTERS.items() if spec.model.lora else ():
         if spec.trainer.transformer_config.get(key):
-            yield _refused(policy, key, "is not proven with spec.model.lora")
-    if spec.model.lora and spec.trainer.transformer_config.get(BIAS_UPDATES):
-        rule = "changes biases of routers in a model that spec.model.lora keeps as it is, and adapters have none"
-        yield _refused(policy, BIAS_UPDATES, rule, "remove it")
+            yield _refused(policy, key, rule)
 
 
 def split_violations(ranks: JudgedRanks) -> Iterator[Violation]:

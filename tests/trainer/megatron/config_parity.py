@@ -14,7 +14,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.images import Placed
 from rljob_trainer.wire.trajectory import Trajectory, prompt, sampled
-from trainer.megatron.models import job, random_model, turn_experts
+from trainer.megatron.models import job, random_model, save_published
 from trainer.megatron.vision import image_for, image_log_probs
 from trainer.ranks import run_ranks
 
@@ -83,15 +83,13 @@ def _array(tokens: Sequence[float]) -> Any:
     return torch.tensor(tokens).numpy()
 
 
-def saved(model: Any, directory: Path, kind: str, config: Mapping[str, Any] | None = None) -> Path:
-    """As transformers saves it; with a config.json that has `config` as it is, if there is one."""
-    model.save_pretrained(directory)
+def saved(model: Any, directory: Path, config: Mapping[str, Any] | None = None) -> Path:
+    """As such models are published; with a config.json that has `config` as it is, if there is one."""
+    save_published(model, directory)
     file = directory / "config.json"
     if config:
         own = {key: value for key, value in json.loads(file.read_text()).items() if key in OF_THE_MODEL}
         file.write_text(json.dumps(dict(config) | own))
-    if kind == "qwen3_vl_moe":
-        turn_experts(directory)
     return directory
 
 

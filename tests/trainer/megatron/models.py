@@ -24,9 +24,7 @@ def make_model(
 ) -> Path:
     """A random model with norms and biases away from their neutral values. `save`: for save_pretrained."""
     model = random_model(make_config(kind, vocabulary, tied), seed)
-    model.save_pretrained(directory, **save)
-    if kind == "qwen3_vl_moe":
-        turn_experts(directory)
+    save_published(model, directory, **save)
     (directory / "tokenizer.json").write_text(json.dumps({"stands": "for a tokenizer"}))
     return directory
 
@@ -64,8 +62,15 @@ def random_model(config: Any, seed: int) -> Any:
     return model
 
 
-def turn_experts(directory: Path) -> None:
-    """Qwen3-VL was published with experts [experts, in, out]. transformers reads them so, and writes the other way round."""
+def save_published(model: Any, directory: Path, **save: Any) -> None:
+    """Write a model as those of its family are published: Qwen3-VL with experts [experts, in, out]. transformers reads them so, and writes the other
+    way round. `save`: for save_pretrained."""
+    model.save_pretrained(directory, **save)
+    if model.config.model_type == "qwen3_vl_moe":
+        _turn_experts(directory)
+
+
+def _turn_experts(directory: Path) -> None:
     for file in directory.glob("*.safetensors"):
         tensors = load_file(file)
         for name in (n for n in tensors if n.endswith((".experts.gate_up_proj", ".experts.down_proj"))):

@@ -33,13 +33,13 @@ def test_a_field_is_followed_or_refused_or_changes_nothing(megatron: None, tmp_p
     config = wide(usual.to_dict())
     reference = subject(usual, config)
     assert reference
-    known = provided(saved(reference.model, tmp_path / "usual", kind))
+    known = provided(saved(reference.model, tmp_path / "usual"))
     compared, wrong, latent = 0, [], has_latent_attention(config)
     for number, one in enumerate(settings(config)):
         other = subject(usual, with_settings(config, [one]), reference.model.state_dict())
         if not other:
             continue
-        effect, directory = difference(other.said, reference.said), saved(other.model, tmp_path / str(number), kind)
+        effect, directory = difference(other.said, reference.said), saved(other.model, tmp_path / str(number))
         if effect < 2 * ROUNDING and provided(directory) in (None, known):
             continue
         compared += 1

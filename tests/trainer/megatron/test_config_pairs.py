@@ -22,7 +22,7 @@ class Comparison:
     """Of the trainer with transformers, for rows of settings of one kind."""
 
     def __init__(self, kind: str, directory: Path):
-        self._kind, self._directory = kind, directory
+        self._directory = directory
         self.drawn = Drawn(make_config(kind, tied=kind in TIED), training(directory))
         self._count = 0
 
@@ -31,7 +31,7 @@ class Comparison:
         found = self.drawn.subject(row)
         assert found
         self._count += 1
-        directory = saved(found.model, self._directory / str(self._count), self._kind, self.drawn.config(row))
+        directory = saved(found.model, self._directory / str(self._count), self.drawn.config(row))
         try:
             said = trained(directory, found.samples)
         except AssertionError as failure:

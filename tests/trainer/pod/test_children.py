@@ -91,7 +91,8 @@ async def test_ranks_that_use_a_gpu_get_the_grace_of_the_spec_before_they_are_ki
             await asyncio.sleep(0.01)
     began = time.monotonic()
     assert grace_of(spec) == seconds
-    await _kill(server, task, seconds)
+    async with asyncio.timeout(SECONDS):
+        await _kill(server, task, seconds)
     assert task.result() == -signal.SIGKILL and time.monotonic() - began >= seconds
     await server.close()
 

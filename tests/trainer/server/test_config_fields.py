@@ -44,7 +44,7 @@ def test_fields_are_followed_together_or_refused(start: Callable[..., Server], t
     (row,) = rows(drawn.settings, drawn.possible, seed=7, most=1)
     subject = drawn.subject(row)
     assert subject and len(row) > 10
-    model = saved(subject.model, tmp_path / "model", kind, drawn.config(row))
+    model = saved(subject.model, tmp_path / "model", drawn.config(row))
     models.save_tokenizer(model)
     server = start(model)
     answers = publish_and_generate(server, model)

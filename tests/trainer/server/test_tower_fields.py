@@ -59,7 +59,7 @@ def test_fields_of_towers_are_followed_together_or_refused(
     subject = drawn.subject(row)
     assert subject and len([one for one in row if one.path[0] == "vision_config"]) > 5
     model, vision = (
-        saved(subject.model, tmp_path / "model", kind, drawn.config(row)),
+        saved(subject.model, tmp_path / "model", drawn.config(row)),
         subject.model.config.vision_config,
     )
     cut = {key: getattr(vision, key) for key in ("patch_size", "temporal_patch_size")}

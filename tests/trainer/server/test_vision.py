@@ -16,7 +16,7 @@ from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, Rol
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.data.vision import WORDS, save_processor
 from trainer.megatron.kinds import make_config
-from trainer.megatron.models import load_model, random_model, turn_experts
+from trainer.megatron.models import load_model, random_model, save_published
 from trainer.megatron.vision import FIRST, LAST, PAD, image_log_probs, make_image
 from trainer.server.servers import TOKEN, Server
 from trainer.server.test_families import tensors
@@ -41,9 +41,7 @@ def make(path: Path, kind: str, seed: int) -> Path:
         model.lm_head.weight.normal_(0, 0.15)
         for parameter in model.model.visual.parameters():
             parameter.mul_(2.0)  # so that images are seen
-    model.save_pretrained(path)
-    if kind == "qwen3_vl_moe":
-        turn_experts(path)
+    save_published(model, path)
     return save_processor(path, kind)
 
 
