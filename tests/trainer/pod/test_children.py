@@ -17,7 +17,7 @@ from rljob_api import names
 from rljob_trainer.pod import fork_client
 from rljob_trainer.pod.attempt import _kill, grace_of
 from rljob_trainer.pod.channel import FileChannel
-from rljob_trainer.pod.fork_client import ForkServer, ForkServers
+from rljob_trainer.pod.fork_client import ForkServer, ForkServerLost, ForkServers
 from rljob_trainer.pod.fork_server import ForkRequest
 from rljob_trainer.pod.launcher import Launcher
 from rljob_trainer.pod.settings import Settings
@@ -57,6 +57,31 @@ async def test_a_fetch_that_is_stopped_while_it_is_forked_ends(monkeypatch: pyte
         if psutil.pid_exists(leader):
             os.kill(leader, signal.SIGKILL)
         await server.close()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "kind", "said"),
+    [
+        ("import is_not_there", "application", "ModuleNotFoundError: No module named 'is_not_there'"),
+        ("raise RuntimeError('nvrtc shared object not found.')", "application", "RuntimeError: nvrtc shared object"),
+        ("raise OSError(28, 'No space left on device', '/data/x')", "full", "OSError: [Errno 28] No space left"),
+        ("raise RuntimeError('\\u2028\\n' * 100_000)", "application", "RuntimeError: "),
+        ("import os; os._exit(3)", "application", "exit code 3; the pod's log has the reason"),
+        ("import os; os.kill(os.getpid(), 9)", "killed", "exit code -9; the pod's log has the reason"),
+    ],
+)
+async def test_why_the_imports_of_ranks_failed_is_in_the_failure(
+    tmp_path: Path, prepare: str, kind: str, said: str
+) -> None:
+    (tmp_path / "imports.py").write_text(f"def prepare():\n    {prepare}\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    server = ForkServer("rljob_trainer.pod.fork_server", "imports", environment)
+    with pytest.raises(ForkServerLost) as lost:
+        await asyncio.wait_for(server.ready(), SECONDS)
+    failure = lost.value.as_failure()
+    assert (failure.kind, failure.exception) == (kind, "ForkServerLost")
+    assert failure.message.startswith(f"the imports of imports failed: {said}")
+    assert bool(failure.lines) == ("exit code" not in said)
 
 
 STUBBORN = """

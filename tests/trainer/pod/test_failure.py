@@ -133,9 +133,7 @@ def test_a_process_that_was_killed_for_memory_is_called_so_with_the_limit() -> N
 def test_a_fork_server_that_ended_is_reported_without_a_traceback_of_the_launcher() -> None:
     found = ForkServerLost("rljob_trainer.rank.main", 1).as_failure()
     assert (found.kind, found.exception, found.lines) == ("application", "ForkServerLost", [])
-    assert (
-        found.message == "the imports of rljob_trainer.rank.main failed with exit code 1; the pod's log has the reason"
-    )
+    assert found.message == "the imports of rljob_trainer.rank.main failed: exit code 1; the pod's log has the reason"
 
 
 @pytest.mark.parametrize(

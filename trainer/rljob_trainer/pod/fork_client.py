@@ -13,25 +13,30 @@ from typing import Any
 
 from rljob_api.protocol import Failure
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.failure import FORK_SERVER_LOST, FailureKind
+from rljob_trainer.failure import FORK_SERVER_LOST, LONGEST_TEXT, FailureKind
 from rljob_trainer.pod.fork_server import ForkRequest
 from rljob_trainer.processes import kill_group, start_piped
 from rljob_trainer.sources.record import are_fetched, until_fetched
 
 KILL_AGAIN_SECONDS = 0.5
+LONGEST_ANSWER = 2**20
+"""Bytes of a line: a Failure of bounded texts, in which JSON may write each character as six."""
 PROCESS = "rljob_trainer.sources.process"
 
 
 class ForkServerLost(RuntimeError):
     """The fork server ended before it could fork. What its imports printed is in the pod's log."""
 
-    def __init__(self, module: str, code: int) -> None:
-        """`code`: its exit code; negative: a signal."""
-        super().__init__(f"the imports of {module} failed with exit code {code}; the pod's log has the reason")
-        self.code = code
+    def __init__(self, module: str, code: int, reason: Failure | None = None) -> None:
+        """`code`: its exit code; negative: a signal. `reason`: what it has said; None: it ended without a word."""
+        said = f"{reason.exception}: {reason.message}" if reason else f"exit code {code}; the pod's log has the reason"
+        super().__init__(f"the imports of {module} failed: {said}")
+        self.code, self.reason = code, reason
 
     def as_failure(self) -> Failure:
-        """Without a traceback, which would be that of the launcher."""
+        """Without the traceback of the launcher."""
+        if self.reason:
+            return self.reason.model_copy(update={"exception": FORK_SERVER_LOST, "message": str(self)[:LONGEST_TEXT]})
         kind: FailureKind = "killed" if self.code < 0 else "application"
         return Failure(kind=kind, exception=FORK_SERVER_LOST, message=str(self), time=time.time())
 
@@ -60,15 +65,17 @@ class ForkServer:
         async with self._starting:
             if self._process is None or self._process.returncode is not None:
                 self._ready = False
-                self._process = await start_piped(self._command, self._environment)
+                self._process = await start_piped(self._command, self._environment, LONGEST_ANSWER)
 
     async def ready(self) -> None:
         """Wait until everything is imported. May be cancelled. Raises ForkServerLost."""
         await self.warm()
-        if not self._ready and await self._answer("ready") is None:
-            assert self._process
-            code = await self._process.wait()
-            raise ForkServerLost(self.module, code)
+        if not self._ready:
+            answer = await self._answer()
+            if "ready" not in answer:
+                assert self._process
+                code, reason = await self._process.wait(), answer.get("failed")
+                raise ForkServerLost(self.module, code, Failure.model_validate(reason) if reason else None)
         self._ready = True
 
     async def run(self, request: ForkRequest) -> int:
@@ -79,8 +86,8 @@ class ForkServer:
         assert self._process and self._process.stdin
         self._process.stdin.write(request.to_line())
         self.busy = True
-        self._leader = await self._answer("leader")
-        code = await self._answer("code")
+        self._leader = (await self._answer()).get("leader")
+        code: int | None = (await self._answer()).get("code")
         self.busy, self._leader = False, None
         return await self._process.wait() if code is None else code
 
@@ -103,11 +110,11 @@ class ForkServer:
             self._process.kill()
             await self._process.wait()
 
-    async def _answer(self, key: str) -> int | None:
-        """Read the next answer; None when the fork server is gone."""
+    async def _answer(self) -> dict[str, Any]:
+        """Read the next answer; empty when the fork server is gone."""
         assert self._process and self._process.stdout
         line = await self._process.stdout.readline()
-        return int(json.loads(line)[key]) if line else None
+        return dict(json.loads(line)) if line else {}
 
 
 class ForkServers:

@@ -5,7 +5,8 @@ a tenth of a second and share the memory of the imports. This process does nothi
 
     RUNNER  the module whose `run` the forked process calls with the request: pod.agent for ranks, this one for the driver
     stdin   one ForkRequest per line; the fork server ends when stdin is closed
-    stdout  {"ready": 1} when everything is imported; per request {"leader": pid} once forked, {"code": exit code} once it has ended
+    stdout  {"ready": 1} when everything is imported, or {"failed": Failure} before it ends; per request {"leader": pid} once forked, {"code": exit
+            code} once it has ended
 """
 
 import faulthandler
@@ -18,10 +19,11 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from setproctitle import setproctitle
 
+from rljob_trainer.failure import classify
 from rljob_trainer.processes import die_with_parent
 
 
@@ -69,8 +71,12 @@ def serve(runner: str, module: str) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what imports print must not end up among the answers
     gc.disable()  # imports make a million objects and no garbage; collecting would add a tenth to their time
-    run = importlib.import_module(runner).run
-    importlib.import_module(module).prepare()
+    try:
+        run = importlib.import_module(runner).run
+        importlib.import_module(module).prepare()
+    except Exception as error:
+        _answer(answers, {"failed": classify(error).model_dump(mode="json", exclude_none=True)})
+        raise
     gc.freeze()  # collections in forked processes then do not touch, and so do not copy, the shared pages of these objects
     gc.enable()
     _answer(answers, {"ready": 1})
@@ -89,7 +95,7 @@ def _fork(request: ForkRequest, run: Callable[[ForkRequest], int], answers: Text
     _answer(answers, {"code": os.waitstatus_to_exitcode(status)})
 
 
-def _answer(answers: TextIO, what: dict[str, int]) -> None:
+def _answer(answers: TextIO, what: dict[str, Any]) -> None:
     answers.write(json.dumps(what) + "\n")
 
 
