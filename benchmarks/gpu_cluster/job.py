@@ -15,11 +15,14 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu_cluster.manifests import CPU, LAYOUTS, NAMESPACE, job, mounts_of
 from e2e.job import Job
 from e2e.kube import CommandFailed, Kube
+from rljob_api.status import JobStatus
 
 ENDED = ("Succeeded", "Failed")
 LOOK = "id -u; touch /denied 2>&1; nvidia-smi -L 2>&1 | cut -c1-60"
@@ -76,6 +79,15 @@ class Watched:
             shutil.copytree(self.run / "logs", self.logs / "run", dirs_exist_ok=True)
         self.job.delete()
         self.say("deleted")
+
+    def wait(self, what: str, probe: Callable[[JobStatus], Any], timeout: float) -> JobStatus:
+        """As Job.wait, looking at the job meanwhile."""
+
+        def looked(status: JobStatus) -> Any:
+            self.look()
+            return probe(status)
+
+        return self.job.wait(what, looked, timeout)
 
     @property
     def seconds(self) -> float:

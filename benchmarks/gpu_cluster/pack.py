@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_cluster.pack OUT [programs|operator]
 
-Writes compressed archives in pieces of at most 48 MiB, which `unpack` joins there:
+Writes compressed archives in pieces of at most 44 MiB, which `unpack` joins there:
 
 programs   Kubernetes as one program, etcd, CoreDNS, NVIDIA's device plugin; containerd, runc, ip, socat and iptables of this host with
            the libraries that they load (`make cluster-up` installs them): OUT/programs.00, ... Minutes, but they change with a lock only
@@ -22,7 +22,7 @@ from pathlib import Path
 from e2e.cluster.binaries import COMPONENTS, KUBERNETES_VERSION, NVIDIA_DEVICE_PLUGIN, Component, build, is_built
 from e2e.cluster.steps import BIN, REPOSITORY, SCRIPTS
 
-PIECE = "48m"
+PIECE = "44m"
 KUBERNETES, *OTHERS = COMPONENTS
 CARRIED = ("etcd", "coredns", "nvidia-device-plugin")
 HOST_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr", "runc", "ip", "socat")

@@ -28,8 +28,7 @@ def main() -> int:
     options = parser.parse_args()
     layout, evaluation = options.layout, {"everySteps": 1_000_000}
     with Watched("preempted", layout, 100_000, evaluation=evaluation) as first:
-        first.job.wait_for_step(BEFORE, options.limit)
-        first.look()
+        first.wait(f"step {BEFORE}", lambda s: s.progress.step >= BEFORE, options.limit)
         high = {"priority": 10}
         with Watched("preemptor", layout, options.steps, evaluation=evaluation, scheduling=high) as second:
             left, resumed = exchanged(first, second, options.limit)
@@ -42,17 +41,15 @@ def main() -> int:
 
 def exchanged(first: Watched, second: Watched, limit: float) -> tuple[JobStatus, JobStatus]:
     """From the second job's creation to a new step of the first one. Returns the first one's status when it had left, and at that step."""
-    left = first.job.wait("GPUs released", lambda s: s.preemption and s.preemption.released, limit)
+    left = first.wait("GPUs released", lambda s: s.preemption and s.preemption.released, limit)
     second.say(f"GPUs released by {first.job.name} after {second.seconds:.1f} s")
-    second.job.wait_for_step(1, limit)
+    second.wait("first step", lambda s: s.progress.step >= 1, limit)
     second.say(f"first step after {second.seconds:.1f} s")
-    second.look()
-    second.job.wait_for_state("Succeeded", limit)
+    second.wait("end", lambda s: s.state == "Succeeded", limit)
     ended = second.seconds
     second.say(f"ended after {ended:.1f} s")
-    resumed = first.job.wait("next step", lambda s: s.progress.step > left.progress.step, limit)
+    resumed = first.wait("next step", lambda s: s.progress.step > left.progress.step, limit)
     first.say(f"next step {second.seconds - ended:.1f} s after that")
-    first.look()
     return left, resumed
 
 
