@@ -39,14 +39,7 @@ FAMILIES = {
         ),
         Family("qwen2_5_vl", "Qwen2.5-VL", TENSOR, vision=True, tools="hermes"),
         Family("qwen3_vl", "Qwen3-VL 2B, 4B, 8B, 32B", TENSOR, vision=True, tools="hermes"),
-        Family(
-            "qwen3_vl_moe",
-            "Qwen3-VL 30B-A3B, 235B-A22B",
-            ("tensor", "expert"),
-            vision=True,
-            servers=("cpu",),
-            tools="hermes",
-        ),
+        Family("qwen3_vl_moe", "Qwen3-VL 30B-A3B, 235B-A22B", ("tensor", "expert"), vision=True, tools="hermes"),
         Family(
             "qwen3",
             "Qwen3",

@@ -8,9 +8,8 @@ from api.model_configs import VISION, M, T, check
 from api.specs import make_spec
 from rljob_api.families import FAMILIES
 from rljob_api.rules.model import model_violations
-from rljob_api.spec import RLJobSpec
 
-SEEING = [name for name, family in FAMILIES.items() if family.vision and family.servers]
+SEEING = [name for name, family in FAMILIES.items() if family.vision]
 QWEN3_5 = ("qwen3_5", "qwen3_5_moe")
 """Their towers have no layers that the language model's first ones see, and a part of a head is rotated."""
 ELSE = "or set spec.task to sft, dpo or pretrain"
@@ -42,11 +41,6 @@ def test_a_tower_that_servers_do_not_have_is_trained_without_rollouts(
 ON_GPUS = {"trainer": {"device": "gpu"}, "rollout": {"vllmArgs": {"gdn-prefill-backend": "triton"}}}
 
 
-def served(kind: str) -> RLJobSpec:
-    """A job where servers generate with models of this family."""
-    return make_spec(**ON_GPUS) if "gpu" in FAMILIES[kind].servers else make_spec()
-
-
 def published(kind: str, **vision: Any) -> dict[str, Any]:
     """What a config.json of the family says of positions, and of its tower."""
     rope = {"rope_type": "default", "mrope_section": [24, 20, 20]}
@@ -55,8 +49,8 @@ def published(kind: str, **vision: Any) -> dict[str, Any]:
 
 
 def said(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """Rules that it breaks where servers generate with it, and fixes."""
-    return [(v.rule, v.fix) for v in model_violations(served(config["model_type"]), config)]
+    """Rules that it breaks on GPUs, and fixes."""
+    return [(v.rule, v.fix) for v in model_violations(make_spec(**ON_GPUS), config)]
 
 
 @pytest.mark.parametrize("kind", SEEING)
@@ -99,7 +93,7 @@ def test_time_row_and_column_are_rotated_as_the_family_does(kind: str) -> None:
     assert fix == f"set it to {str(right).lower()} next to mrope_section, {ELSE}"
     without = {key: value for key, value in rope.items() if key != "mrope_section"}
     sft = make_spec(task="sft")
-    for spec in (served(kind), sft):
+    for spec in (make_spec(**ON_GPUS), sft):
         found = [v.rule for v in model_violations(spec, config | {"text_config": {"rope_parameters": without}})]
         assert found == ["its config.json has no mrope_section"], "no trainer starts either"
     heads = {"head_dim": 64, "hidden_size": 256, "num_attention_heads": 4}

@@ -133,7 +133,7 @@ def _family_violations(lora: LoraSpec, family: Family) -> Iterator[Violation]:
         parted = not family.fused and {_matrix(part) for part in PARTS} & set(family.adapters)
         fix = f"name matrices among {', '.join(family.adapters)} only" + (", or their parts" if parted else "")
         yield Violation(f"{FIELD}.targets", ", ".join(targets), f"{', '.join(refused)}: refused {why}", fix)
-    if lora.sync == "adapters" and family.adapters and family.servers and "cpu" not in family.servers:
+    if lora.sync == "adapters" and family.adapters and "cpu" not in family.servers:
         rule = f"nothing shows that vLLM computes adapters alone in models of the type {family.model_type} as they are trained"
         yield Violation(f"{FIELD}.sync", lora.sync, rule, "set merged")
 

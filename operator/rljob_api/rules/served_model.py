@@ -57,8 +57,7 @@ def server_violations(spec: RLJobSpec, whole: dict[str, Any]) -> Iterator[Violat
     family = family_of(config)
     if family and spec.trainer.device not in family.servers:
         rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
-        elsewhere = "set spec.trainer.device: gpu, or " if "gpu" in family.servers else ""
-        yield Violation("spec.model.path", spec.model.path, rule, f"{elsewhere}{ELSE}")
+        yield Violation("spec.model.path", spec.model.path, rule, f"set spec.trainer.device: gpu, or {ELSE}")
     elif family and family.states:
         yield from _state_violations(spec)
     yield from _own_key_violations(spec, config, whole)

@@ -143,7 +143,7 @@ def _family(f: Family) -> str:
         f.models,
         f"`{f.model_type}`",
         ", ".join(("data", *f.layouts)),
-        f"vLLM on {' and '.join(map(str.upper, f.servers))}" if f.servers else "no",
+        f"vLLM on {' and '.join(map(str.upper, f.servers))}",
         _adapters(f),
         "yes" if f.vision else "no",
         ", ".join(f.rotations),
