@@ -39,6 +39,7 @@ def test_there_is_a_job_for_each_way_to_train() -> None:
         "qwen2.5-1.5b-gsm8k",
         "qwen2.5-7b-gsm8k",
         "qwen3-30b-a3b-dapo",
+        "qwen3-vl-30b-a3b",
         "llama-3.3-70b",
         "glm-4.5-air",
         "qwen3-235b-a22b",

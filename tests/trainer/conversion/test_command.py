@@ -1,5 +1,6 @@
 """`python -m rljob_trainer data` as people call it, on small copies that look like those of the hub."""
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.__main__ import main
@@ -148,12 +150,59 @@ def test_a_malformed_row_is_refused_by_file_and_row_and_nothing_is_written(tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def drawing(colour: int) -> bytes:
+    content = io.BytesIO()
+    Image.new("L", (32, 32), colour).save(content, "PNG")
+    return content.getvalue()
+
+
+def drawn(problem: str, *pictures: bytes) -> dict:
+    """A row as the library datasets stores it."""
+    images = [{"bytes": picture, "path": "img_diagram.png"} for picture in pictures]
+    return {"images": images, "problem": problem, "answer": "2 \\sqrt { 3 }"}
+
+
+def test_problems_with_a_picture_keep_it_and_the_same_words_on_another_picture_are_another_problem(
+    tmp_path, convert
+) -> None:
+    first, second = drawing(0), drawing(255)
+    rows = [drawn("<image>Find x.", first), drawn("<image>Find x.", second), drawn("<image>Find x.", first)]
+    parquet(tmp_path / "geometry" / "data" / "train-00000-of-00001.parquet", rows)
+    for split in ("validation", "test"):
+        parquet(tmp_path / "geometry" / "data" / f"{split}-00000-of-00001.parquet", [drawn(f"<image>{split}", first)])
+    code, said = convert("geometry3k", "--from", str(tmp_path / "geometry"))
+    assert code == 0
+    assert said == "out/train.parquet: 2 rows\nout/heldout.parquet: 2 rows\nleft out: 1 rows that repeat a prompt\n"
+    file = str(tmp_path / "out" / "train.parquet")
+    rows = list(read_rows(DataSpec(train=[file], imageKey="images"), places("spec.data.train", [file])))
+    assert [row.images for row in rows] == [(first,), (second,)]
+    assert {(row.prompt[0]["content"].splitlines()[0], row.answer) for row in rows} == {
+        ("<image>Find x.", "2 \\sqrt { 3 }")
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "rule"),
+    [
+        (drawn("Find x.", b"png"), "the problem has 0 <image>, and the row 1 pictures"),
+        (drawn("<image>Find x."), "the problem has 1 <image>, and the row 0 pictures"),
+        ({"problem": "<image>Find x.", "answer": "3"}, "the problem has 1 <image>, and the row 0 pictures"),
+        ({"problem": "<image>?", "answer": "3", "images": ["a.png"]}, "column 'images' holds 'a.png', without a"),
+        (drawn("<image>Find x.", b""), "column 'images' holds {'bytes': b'', 'path': 'img_diagram.png'}, without a"),
+    ],
+)
+def test_a_problem_without_its_picture_is_refused(tmp_path, convert, row: dict, rule: str) -> None:
+    parquet(tmp_path / "train.parquet", [row])
+    code, said = convert("geometry3k", "--from", str(tmp_path / "train.parquet"))
+    assert (code, said.startswith(f"--from = train.parquet row 1: {rule}")) == (1, True), said
+
+
 @pytest.mark.parametrize(
     ("file", "said"),
     [
         (None, "--from = copy: does not exist; "),
         ("README.md", "--from = copy: holds no file that ends in .parquet, .arrow, .json, .jsonl; "),
-        ("all.jsonl", "--from = copy/all.jsonl: its name says neither train nor test; "),
+        ("all.jsonl", "--from = copy/all.jsonl: its name says neither train nor validation nor test; "),
     ],
 )
 def test_a_copy_without_files_of_rows_is_refused(tmp_path, convert, file: str | None, said: str) -> None:

@@ -14,7 +14,7 @@ from rljob_trainer.data.files import READERS, Place, read_records
 from rljob_trainer.failure import ConfigurationError
 
 FIELD = "--from"
-SPLITS: dict[str, Literal["train", "heldout"]] = {"train": "train", "test": "heldout"}
+SPLITS: dict[str, Literal["train", "heldout"]] = {"train": "train", "validation": "heldout", "test": "heldout"}
 DESCRIPTIONS = re.compile(r"dataset_infos?\.json|dataset_dict\.json|state\.json")
 """What the library `datasets` writes in addition to the rows."""
 
@@ -42,7 +42,9 @@ def split_of(place: Place, inside: Path) -> Literal["train", "heldout"]:
     words = re.findall(r"[a-z]+", str(inside).lower())
     named = [SPLITS[word] for word in words if word in SPLITS]
     if not named:
-        raise place.error("its name says neither train nor test", "name files of these splits only, or rename it")
+        raise place.error(
+            "its name says neither train nor validation nor test", "name files of these splits only, or rename it"
+        )
     return named[-1]
 
 
@@ -53,7 +55,7 @@ def _holds_rows(inside: Path) -> bool:
 
 @dataclass(slots=True)
 class Converted:
-    """The rows of a set. No prompt is there twice, in one split or in both."""
+    """The rows of a set. No prompt is there twice with the same pictures, in one split or in both."""
 
     train: list[Problem] = field(default_factory=list)
     heldout: list[Problem] = field(default_factory=list)
@@ -91,7 +93,7 @@ def read_copy(known: WellKnownSet, copies: Iterable[Path]) -> Converted:
     converted, seen = Converted(), set[Hashable]()
     for split, places in files.items():
         for problem in _problems(known, places):
-            key = repr(problem.prompt)
+            key = repr(problem.prompt), problem.images
             converted.repeated += key in seen
             if key not in seen:
                 seen.add(key)

@@ -7,6 +7,7 @@ FROM_COPY = {
     "gsm8k": "GSM8K: train and test, as openai/gsm8k holds them",
     "math": "MATH: train and test, as EleutherAI/hendrycks_math holds them; MATH-500 as held-out rows",
     "dapo-math-17k": "DAPO-Math-17k, as BytedTsinghua-SIA/DAPO-Math-17k holds it, without its hundredfold repetition",
+    "geometry3k": "Geometry3K, problems with a picture: train, validation and test, as hiyouga/geometry3k holds them",
     "aime": "AIME problems of any year, as held-out rows",
 }
 """Sets that are converted, each with what `--help` says of it."""

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from rljob_trainer.data.conversations import Message
 from rljob_trainer.data.files import ABSENT, Place, Record, find, short
+from rljob_trainer.data.pictures import MARK
 from rljob_trainer.data.rows import prompt_in
 from rljob_trainer.rewards.rules import boxed, number
 
@@ -32,13 +33,17 @@ class Problem(NamedTuple):
     """A text that is encoded as it stands, or messages, which go through the chat template."""
     answer: str
     data_source: str
+    images: tuple[bytes, ...] = ()
+    """Pictures at the `<image>` of the prompt, in order: the contents of their files."""
 
 
 def write_problems(problems: Sequence[Problem], path: Path) -> None:
-    """Write one Parquet row per problem, in columns of the names that spec.data has by default. Replaces the file at once."""
+    """Write one Parquet row per problem, in columns of the names that spec.data has by default, and `images` if there are any. Replaces the file at
+    once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    columns = {name: [getattr(problem, name) for problem in problems] for name in Problem._fields}
+    names = [name for name in Problem._fields if name != "images" or any(problem.images for problem in problems)]
+    columns = {name: [getattr(problem, name) for problem in problems] for name in names}
     pq.write_table(pa.table(columns), partial)
     partial.replace(path)
 
@@ -72,7 +77,7 @@ class WellKnownSet:
     keys: tuple[str, ...]
     """The columns that `convert` may read, so that nothing else is read of a columnar file."""
     splits: Literal["by name", "train", "heldout"]
-    """The files' names say train or test; or all rows are for training, some of which are then held out; or none is."""
+    """The files' names say train, validation or test; or all rows are for training, some of which are then held out; or none is."""
 
 
 def gsm8k(record: Record, place: Place) -> Problem:
@@ -102,7 +107,7 @@ def dapo_math(record: Record, place: Place) -> Problem:
 def aime(record: Record, place: Place) -> Problem:
     """Problem or question, and an integer from 0 to 999; or verl's columns, as BytedTsinghua-SIA/AIME-2024 has them."""
     if "reward_model" in record:
-        prompt, answer, _ = dapo_math(record, place)
+        prompt, answer, *_ = dapo_math(record, place)
     else:
         prompt = _asked(_text(record, place, "problem", "Problem", "question", "Question"), BOXED)
         answer = _text(record, place, "answer", "Answer")
@@ -112,11 +117,23 @@ def aime(record: Record, place: Place) -> Problem:
     return Problem(prompt, boxed_answer[1], "aime")
 
 
+def geometry(record: Record, place: Place) -> Problem:
+    """Problem, which begins with `<image>`, its answer and its picture, as hiyouga/geometry3k has them (Geometry3K: arXiv 2105.04165)."""
+    problem, found = _text(record, place, "problem"), find("images", record)
+    given = [] if found in (ABSENT, None) else found if isinstance(found, list) else [found]
+    images = tuple(_content(image, place) for image in given)
+    if problem.count(MARK) != len(images):
+        rule = f"the problem has {problem.count(MARK)} {MARK}, and the row {len(images)} pictures"
+        raise place.error(rule, _AS_PUBLISHED)
+    return Problem(_asked(problem, BOXED), _text(record, place, "answer"), "hiyouga/geometry3k", images)
+
+
 VERL = ("prompt", "reward_model", "data_source")
 SETS: Mapping[str, WellKnownSet] = {
     "gsm8k": WellKnownSet(gsm8k, ("question", "answer"), "by name"),
     "math": WellKnownSet(math, ("problem", "solution"), "by name"),
     "dapo-math-17k": WellKnownSet(dapo_math, VERL, "train"),
+    "geometry3k": WellKnownSet(geometry, ("problem", "answer", "images"), "by name"),
     "aime": WellKnownSet(aime, ("problem", "Problem", "question", "Question", "answer", "Answer", *VERL), "heldout"),
 }
 _AS_PUBLISHED = "take the file as the set's repository holds it, or leave the row out"
@@ -124,6 +141,14 @@ _AS_PUBLISHED = "take the file as the set's repository holds it, or leave the ro
 
 def _asked(question: str, instruction: str) -> tuple[Mapping[str, str], ...]:
     return ({"role": "user", "content": f"{question.strip()}\n\n{instruction}"},)
+
+
+def _content(image: object, place: Place) -> bytes:
+    """Of a picture's file, which the library `datasets` stores as {bytes, path}. Raises ConfigurationError where it stores only the path."""
+    content = image.get("bytes") if isinstance(image, Mapping) else image
+    if not isinstance(content, bytes) or not content:
+        raise place.error(f"column 'images' holds {short(image)}, without a picture's bytes", _AS_PUBLISHED)
+    return content
 
 
 def _text(record: Record, place: Place, *names: str) -> str:
