@@ -5,8 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api import reasons
+from rljob_api.protocol import Failure, Report
 from rljob_api.status import Restarts
 from rljob_operator.policies.causes import Cause, recorded_cause
+from rljob_operator.policies.pod_problem import pod_problem
 from rljob_operator.times import backoff, seconds, stamp
 from simulator.makers import NOW, Job, checkpoint, make_job
 from simulator.world import NAMESPACE, World
@@ -175,9 +177,27 @@ def test_a_stall_while_generating_is_blamed_on_the_rollouts() -> None:
     assert status.message.endswith("the trainer is waiting for its rollouts, of which 0 answer")
 
 
-def test_a_rollout_that_is_misconfigured_fails_the_job() -> None:
-    from rljob_api.protocol import Failure, Report
+@pytest.mark.parametrize(
+    ("exception", "message", "said"),
+    [
+        ("AssertionError", "", "AssertionError"),
+        ("KeyError", "'model.layers.0'", "KeyError: 'model.layers.0'"),
+        ("exit code 1", "the server ended", "exit code 1: the server ended"),
+    ],
+)
+def test_why_a_server_does_not_come_up_is_said_while_it_is_awaited_and_when_that_has_lasted_too_long(
+    exception: str, message: str, said: str
+) -> None:
+    failure = Failure(kind="application", exception=exception, message=message, time=NOW)
+    report = Report(pod="demo-rollout-0", pod_uid="rollout-0", boot_id="b", failure=failure)
+    job = make_job(lifecycle={"stallTimeoutSeconds": 60}).with_attempt().with_rollout(ready=False)
+    job = job.running(step=4, phase="waiting")
+    waiting = job.having(reports=job.reports | {"demo-rollout-0": report})
+    assert pod_problem(waiting.snapshot(), waiting.pods[-1]) == said
+    assert waiting.having(heartbeat_age=60.0).next().message.endswith(f", of which 0 answer; demo-rollout-0: {said}")
 
+
+def test_a_rollout_that_is_misconfigured_fails_the_job() -> None:
     failure = Failure(
         kind="configuration", exception="ConfigurationError", message="spec.rollout.vllmArgs: no such argument"
     )

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import time
 import traceback
@@ -50,6 +51,9 @@ OWN_DIRECTORIES = ("/dev/shm", "/tmp", names.WORK_DIR, "</torch_")
 """Directories of the pod itself, and torch's name for its files in shared memory. They are empty in a new pod, and fill up again."""
 WATCHDOG = "Process group watchdog thread terminated with exception: "
 """Logged before the reason why NCCL's watchdog aborts a process (torch 2.13, ProcessGroupNCCL.cpp), usually a peer that is gone or late."""
+
+ABORTING = re.compile(rf"(?:{WATCHDOG}|^ *what\(\): *)(\S.*)", re.MULTILINE)
+"""NCCL's watchdog, and C++'s `terminate`. Dozens of stack frames follow, behind which nobody looks for it."""
 
 
 class RowProblem(NamedTuple):
@@ -157,6 +161,8 @@ def ended(code: int, rank: int | None, log: str) -> Failure:
     if code < 0:
         name = f"Signal {-code} ({signal.Signals(-code).name})"
         message = "the process was killed" + (", for example because memory ran out" if code == -signal.SIGKILL else "")
+        if code == -signal.SIGABRT and (said := _said_when_aborting(log)):
+            message, lines = said[1][:LONGEST_TEXT], last_lines(log[: said.end()])
         return Failure(kind="killed", rank=rank, exception=name, message=message, lines=lines, time=now)
     message = next((line for line in reversed(lines) if line.strip()), "the process ended without a word")
     return Failure(kind="application", rank=rank, exception=f"exit code {code}", message=message, lines=lines, time=now)
@@ -184,6 +190,11 @@ def _lost_by_watchdog(log: str) -> str:
     """The watchdog's message about a lost peer; empty when it did not end the process, or the error is the process's own (CUDA)."""
     said = log.rpartition(WATCHDOG)[2].partition("\n")[0] if WATCHDOG in log else ""
     return "" if "CUDA error" in said else said[:LONGEST_TEXT]
+
+
+def _said_when_aborting(log: str) -> re.Match[str] | None:
+    """The last reason that native code gave before it called abort(): group 1."""
+    return next(reversed([*ABORTING.finditer(log)]), None)
 
 
 def last_lines(text: str) -> list[str]:

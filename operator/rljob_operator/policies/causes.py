@@ -21,6 +21,7 @@ from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import is_lost, is_stuck
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.progress import said
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +215,19 @@ def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
         message += "".join(
             f", and sandboxes {name}, {sandboxes.text} free" for name, sandboxes in status.environments.items()
         )
+        message += _of_server(s)
     elif progress and progress.awaiting:
         message += f": {progress.awaiting}"
     failure = Failure(kind="application", exception=reasons.NO_PROGRESS, message=message, time=s.now)
     return Cause(reasons.NO_PROGRESS, attempt.first.pod if attempt.first and role == "trainer" else "", failure)
+
+
+def _of_server(s: Snapshot) -> str:
+    """The newest failure that a server which does not answer has reported; empty: none has."""
+    reports = ((pod, s.report(pod)) for pod in s.servers if not pod.ready)
+    failed = [(pod.name, report.failure) for pod, report in reports if report and report.failure]
+    pod, failure = max(failed, key=lambda f: f[1].time, default=("", None))
+    return f"; {pod}: {said(failure)}" if failure else ""
 
 
 def misconfiguration(s: Snapshot, attempt: Attempt) -> Cause | None:

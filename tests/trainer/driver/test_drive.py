@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rljob_api import names
+from rljob_trainer import failure
 from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
@@ -207,6 +208,28 @@ async def test_a_step_whose_rewards_all_raise_ends_the_attempt_with_the_users_li
             ConfigurationError,
             match=r"reward\(\) in reward.py: ZeroDivisionError: division by zero \(line 2: return 1 / 0\)",
         ):
+            await bench.driver
+
+
+async def test_why_a_driver_ends_is_written_before_it_closes_what_may_take_a_minute(bench, tmp_path, monkeypatch):
+    (tmp_path / "reward.py").write_text("def reward(prompt, response, answer):\n    return 1 / 0\n")
+    bench.spec["rewards"] = [{"python": {"path": str(tmp_path / "reward.py")}}]
+    close, closing, go_on = main.Driver.close, asyncio.Event(), asyncio.Event()
+
+    async def close_late(driver):
+        closing.set()
+        await go_on.wait()
+        await close(driver)
+
+    monkeypatch.setattr(main.Driver, "close", close_late)
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        with pytest.raises(DriverLost):
+            await batch(rank)
+        await asyncio.wait_for(closing.wait(), SECONDS)
+        found = failure.read_first(bench.directory)
+        assert found and (found.kind, found.exception) == ("configuration", "ConfigurationError")
+        go_on.set()
+        with pytest.raises(ConfigurationError):
             await bench.driver
 
 

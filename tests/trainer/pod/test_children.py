@@ -66,6 +66,7 @@ async def test_a_fetch_that_is_stopped_while_it_is_forked_ends(monkeypatch: pyte
         ("raise RuntimeError('nvrtc shared object not found.')", "application", "RuntimeError: nvrtc shared object"),
         ("raise OSError(28, 'No space left on device', '/data/x')", "full", "OSError: [Errno 28] No space left"),
         ("raise RuntimeError('\\u2028\\n' * 100_000)", "application", "RuntimeError: "),
+        ("import sys; sys.exit('no CUDA here')", "application", "SystemExit: no CUDA here"),
         ("import os; os._exit(3)", "application", "exit code 3; the pod's log has the reason"),
         ("import os; os.kill(os.getpid(), 9)", "killed", "exit code -9; the pod's log has the reason"),
     ],

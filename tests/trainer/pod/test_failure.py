@@ -149,8 +149,25 @@ def test_a_rank_whose_peers_were_missed_by_the_watchdog_is_not_the_cause(reason:
     said = f"[rank1]:[E1] [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: {reason}"
     frames = "".join(f"\nframe #{i}: clone3 + 0x2c (0x7f in libc.so.6)" for i in range(30))
     found = failure.ended(-signal.SIGABRT, 1, f"training\n{said}{frames}\n")
-    assert found.kind == kind
-    assert kind == "killed" or found.message == reason
+    assert (found.kind, found.message) == (kind, reason)
+
+
+@pytest.mark.parametrize(
+    ("log", "said", "last"),
+    [
+        (
+            "loading\nterminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: no device\n",
+            *2 * ["CUDA error: no device"],
+        ),
+        ("loading\nAborted\n", "the process was killed", "Aborted"),
+        ("", "the process was killed", ""),
+    ],
+)
+def test_what_native_code_says_before_it_aborts_is_the_message(log: str, said: str, last: str) -> None:
+    frames = "".join(f"frame #{i}: clone3 + 0x2c (0x7f in libc.so.6)\n" for i in range(30)) if "what()" in log else ""
+    found = failure.ended(-signal.SIGABRT, 1, log + frames)
+    assert (found.kind, found.exception, found.message) == ("killed", "Signal 6 (SIGABRT)", said)
+    assert "".join(found.lines[-1:]).endswith(last)
 
 
 def test_the_first_failure_is_the_cause_and_symptoms_lose_whenever_they_came() -> None:

@@ -60,8 +60,15 @@ def main() -> None:
         token = os.environ.get(names.ENV_ROLLOUT_TOKEN, "")
         asyncio.run(drive(directory, listener, token, exempt_from_collection))
     except BaseException as error:
-        failure.write(directory, "driver", _innermost(error))
+        _record(directory, error)
         raise
+
+
+def _record(directory: Path, error: BaseException) -> None:
+    """Write why the driver fails, once, and before anything is closed: closing may take a minute, and rank 0, which is then hung up on, knows no
+    cause."""
+    if not failure.error_file(directory, "driver").exists():
+        failure.write(directory, "driver", _innermost(error))
 
 
 async def drive(directory: Path, listener: socket.socket, token: str, loaded: Callable[[], None] = nothing) -> None:
@@ -82,6 +89,9 @@ async def drive(directory: Path, listener: socket.socket, token: str, loaded: Ca
         ):
             loaded()
             await _serve(listener, directory, driver, rollouts, progress, gangs)
+    except Exception as error:
+        _record(directory, error)
+        raise
     finally:
         listener.close()
 
@@ -92,7 +102,7 @@ async def _of_service(
     driver = ServiceDriver(control, token, progress)
     try:
         served = serve(listener, *handlers(ServiceCalls, driver))
-        await _first_to_end(served, _follow(directory, driver), progress.run())
+        await _first_to_end(directory, served, _follow(directory, driver), progress.run())
     finally:
         await driver.close()
         listener.close()
@@ -231,7 +241,7 @@ async def _serve(
     served = serve(listener, calls, notices)
     try:
         asked = gangs.run(progress.heartbeat)
-        await _first_to_end(served, _follow(directory, driver), rollouts.run(), progress.run(), asked)
+        await _first_to_end(directory, served, _follow(directory, driver), rollouts.run(), progress.run(), asked)
     finally:
         await rollouts.close()
         await driver.close()
@@ -247,13 +257,16 @@ async def _follow_sandboxes(directory: Path, sandboxes: Sandboxes) -> None:
         sandboxes.follow(None if control.local else control.sandboxes)
 
 
-async def _first_to_end(*parts: Awaitable[None]) -> None:
-    """Run all concurrently until one ends or fails; the others are cancelled."""
+async def _first_to_end(directory: Path, *parts: Awaitable[None]) -> None:
+    """Run all concurrently until one ends or fails; the others are cancelled. An error is recorded."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
+    except Exception as error:
+        _record(directory, error)
+        raise
     finally:
         for task in tasks:
             task.cancel()

@@ -9,18 +9,20 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rljob_api.protocol import Failure
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.failure import FORK_SERVER_LOST, LONGEST_TEXT, FailureKind
+from rljob_trainer.failure import FORK_SERVER_LOST, LONGEST_TEXT, FailureKind, ended, record
 from rljob_trainer.pod.fork_server import ForkRequest
+from rljob_trainer.pod.logs import tail
 from rljob_trainer.processes import kill_group, start_piped
 from rljob_trainer.sources.record import are_fetched, until_fetched
 
 KILL_AGAIN_SECONDS = 0.5
 LONGEST_ANSWER = 2**20
-"""Bytes of a line: a Failure of bounded texts, in which JSON may write each character as six."""
+"""Bytes of a line: a Failure of bounded texts, in which JSON may write each character as twelve."""
 PROCESS = "rljob_trainer.sources.process"
 
 
@@ -141,8 +143,8 @@ class ForkServers:
 
 
 async def obtain(spec: RLJobSpec, fork_server: ForkServer | None, request: ForkRequest, stop: asyncio.Event) -> bool:
-    """Wait until all sources of the job are on the volume. Returns False when `stop` came first, or the process that fetches them failed; it has
-    written why.
+    """Wait until all sources of the job are on the volume. Returns False when `stop` came first, or the process that fetches them failed, of which a
+    file then says why.
 
     `fork_server`: forks that process; None on nodes that only wait. `request`: for that process.
     """
@@ -157,14 +159,17 @@ async def obtain(spec: RLJobSpec, fork_server: ForkServer | None, request: ForkR
             await fork_server.kill_until_ended(task)
         task.cancel()
         return False
-    return task.result()
+    code = task.result()
+    if code < 0:
+        record(Path(request.directory), "fetch", ended(code, None, tail(Path(request.logs[0]))))
+    return code == 0
 
 
-async def _run(fork_server: ForkServer, request: ForkRequest) -> bool:
+async def _run(fork_server: ForkServer, request: ForkRequest) -> int:
     await fork_server.ready()
-    return await fork_server.run(request) == 0
+    return await fork_server.run(request)
 
 
-async def _wait(spec: RLJobSpec) -> bool:
+async def _wait(spec: RLJobSpec) -> int:
     await until_fetched(spec.sources.values)
-    return True
+    return 0

@@ -74,9 +74,10 @@ def serve(runner: str, module: str) -> None:
     try:
         run = importlib.import_module(runner).run
         importlib.import_module(module).prepare()
-    except Exception as error:
+    except BaseException as error:
         _answer(answers, {"failed": classify(error).model_dump(mode="json", exclude_none=True)})
-        raise
+        traceback.print_exc()
+        os._exit(1)  # and wait for no thread that half of the imports have started
     gc.freeze()  # collections in forked processes then do not touch, and so do not copy, the shared pages of these objects
     gc.enable()
     _answer(answers, {"ready": 1})
