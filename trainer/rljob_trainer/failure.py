@@ -161,7 +161,8 @@ def ended(code: int, rank: int | None, log: str) -> Failure:
     if code < 0:
         name = f"Signal {-code} ({signal.Signals(-code).name})"
         message = "the process was killed" + (", for example because memory ran out" if code == -signal.SIGKILL else "")
-        if code == -signal.SIGABRT and (said := _said_when_aborting(log)):
+        said = _said_when_aborting(log) if code == -signal.SIGABRT else None
+        if said:
             message, lines = said[1][:LONGEST_TEXT], last_lines(log[: said.end()])
         return Failure(kind="killed", rank=rank, exception=name, message=message, lines=lines, time=now)
     message = next((line for line in reversed(lines) if line.strip()), "the process ended without a word")
