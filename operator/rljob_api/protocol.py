@@ -153,6 +153,16 @@ class Failure(Wire):
     field: Line = ""
     """Path of the wrong field of the spec, with kind `configuration`."""
 
+    @property
+    def sentence(self) -> str:
+        """Class and message: a message alone, such as that of KeyError or of an assertion, may say nothing."""
+        return ": ".join(text for text in (self.exception, self.message) if text)
+
+    @property
+    def explanation(self) -> str:
+        """The sentence; of a mistake of the user the message, which needs no class."""
+        return self.message if self.kind == "configuration" else self.sentence
+
 
 RESUME_STEP = "resume step"
 """`Failure.field` when the step that `resume --from-step` named has no complete checkpoint."""

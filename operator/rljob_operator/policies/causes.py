@@ -21,7 +21,6 @@ from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import is_lost, is_stuck
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.progress import said
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +144,7 @@ class Cause:
         if self.reason in OBSERVED:
             return one_line(f.message)
         where = self.pod + (f" (rank {f.rank})" if f.rank is not None else "")
-        what = ": ".join(t for t in (f.exception if f.kind != "configuration" else "", f.message) if t)
-        return one_line(f"{where}: {what}" if where else what)
+        return one_line(f"{where}: {f.explanation}" if where else f.explanation)
 
 
 def recorded_cause(attempt: Attempt) -> Cause | None:
@@ -227,7 +225,7 @@ def _of_server(s: Snapshot) -> str:
     reports = ((pod, s.report(pod)) for pod in s.servers if not pod.ready)
     failed = [(pod.name, report.failure) for pod, report in reports if report and report.failure]
     pod, failure = max(failed, key=lambda f: f[1].time, default=("", None))
-    return f"; {pod}: {said(failure)}" if failure else ""
+    return f"; {pod}: {failure.sentence}" if failure else ""
 
 
 def misconfiguration(s: Snapshot, attempt: Attempt) -> Cause | None:

@@ -10,7 +10,6 @@ from rljob_api.spec import RLJobSpec
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.causes import on_node
-from rljob_operator.policies.progress import said
 from rljob_operator.policies.ungating import retry_at
 from rljob_operator.times import stamp
 
@@ -37,7 +36,7 @@ def pod_problem(s: Snapshot, pod: Pod) -> str:
     if pod.waiting:
         return _explained(s, pod.waiting) + (f", last ended by {pod.exited}" if pod.exited else "")
     if report and report.failure:
-        return report.failure.message if report.failure.kind == "configuration" else said(report.failure)
+        return report.failure.explanation
     return f"restarted after {pod.exited}" if pod.exited else _explained(s, s.unstarted.get(pod.uid, ""))
 
 

@@ -188,9 +188,4 @@ def _digest(boot: str, failure: Failure) -> str:
 
 
 def failure_sentence(last: RolloutFailure) -> str:
-    return f"{last.pod}: {said(last.failure)}"
-
-
-def said(failure: Failure) -> str:
-    """In one sentence: a message alone, such as that of KeyError or of an assertion, may say nothing."""
-    return ": ".join(text for text in (failure.exception, failure.message) if text)
+    return f"{last.pod}: {last.failure.sentence}"

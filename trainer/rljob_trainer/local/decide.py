@@ -154,9 +154,4 @@ def describe(role: str, cause: Failure) -> str:
     """One sentence. `role`: of the pod that said so."""
     rank = [] if cause.rank is None else [f"rank {cause.rank}"]
     where = " ".join([*([] if role == names.ROLE_TRAINER else [role]), *rank])
-    return ": ".join(text for text in (where, described(cause)) if text)
-
-
-def described(cause: Failure) -> str:
-    """Without where it was."""
-    return ": ".join(text for text in (cause.exception, cause.message) if text)
+    return ": ".join(text for text in (where, cause.sentence) if text)

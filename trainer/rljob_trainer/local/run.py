@@ -18,7 +18,7 @@ from rljob_api.protocol import Command, Control, Failure, GangAddress, Report, R
 from rljob_api.spec.processes import Servers
 from rljob_api.text import http_url
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance, described
+from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.earlier import Earlier, Waits, last_attempt, remember_rewards
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.occupied import CHECKPOINTS, WORK, occupying
@@ -251,7 +251,7 @@ class Here:
             if failure != self._failed.get(pod):
                 self._failed[pod] = failure
                 log = self._processes.log(pod)
-                self._display.say(f"{pod} ended and starts again, its log is {log}: {described(failure)}")
+                self._display.say(f"{pod} ended and starts again, its log is {log}: {failure.sentence}")
         progress = running(self._state, seen)
         begun = progress is not None and progress.started_from is not None and bool(progress.history)
         done = progress.step / progress.steps if progress and begun and progress.steps else None

@@ -31,7 +31,7 @@ class ForkServerLost(RuntimeError):
 
     def __init__(self, module: str, code: int, reason: Failure | None = None) -> None:
         """`code`: its exit code; negative: a signal. `reason`: what it has said; None: it ended without a word."""
-        said = f"{reason.exception}: {reason.message}" if reason else f"exit code {code}; the pod's log has the reason"
+        said = reason.sentence if reason else f"exit code {code}; the pod's log has the reason"
         super().__init__(f"the imports of {module} failed: {said}")
         self.code, self.reason = code, reason
 
