@@ -19,7 +19,7 @@ from typing import Any
 from e2e.cluster.lifecycle import SYSTEM_IMAGES
 
 SOURCES = Path(__file__).resolve().parents[2]
-USERLAND = "bin lib lib64 sbin usr/bin usr/lib usr/lib64 usr/libexec usr/include"
+USERLAND = "bin lib lib64 sbin usr/bin usr/sbin usr/lib usr/lib64 usr/libexec usr/include"
 LEFT_OUT = (
     "libcudnn*",
     "libnccl*",

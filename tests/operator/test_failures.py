@@ -230,6 +230,22 @@ async def test_a_container_that_ran_out_of_memory_is_called_that_also_when_its_s
     assert str(Cause(last.reason, last.pod, last.failure)).startswith("demo-trainer-1: OutOfMemory: the container on ")
 
 
+async def test_a_launcher_that_ended_is_quoted_in_message_and_lines() -> None:
+    world = World(steps=400)
+    world.apply(lifecycle={"backoffSeconds": 1})
+    await world.until(state="Running", step=3)
+    (container,) = world.cluster.edit("Pod", NAMESPACE, "demo-trainer-1")["status"]["containerStatuses"]
+    said = "Traceback (most recent call last):\n  File 'launcher.py'\nBlockingIOError: no more processes\n"
+    container["lastState"] = {"terminated": {"reason": "Error", "exitCode": 1, "message": said}}
+    world.restart_container(1)
+    await world.until(state="Running", attempt=2)
+    last = world.status.last_failure
+    assert last and last.failure and last.failure.lines == said.splitlines()
+    assert last.failure.message == (
+        "the container of pod demo-trainer-1 ended: Error (exit code 1): BlockingIOError: no more processes"
+    )
+
+
 async def test_a_process_that_ran_out_of_memory_is_called_that_when_its_launcher_says_so() -> None:
     """Its container lives on, so the next attempt does not wait for another boot."""
     world = World(steps=400)

@@ -71,6 +71,28 @@ def test_a_pod_in_trouble() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("role", "message", "words"),
+    [
+        (
+            "trainer",
+            "Traceback (most recent call last):\n\nOSError: no\n",
+            ("Traceback (most recent call last):", "OSError: no"),
+        ),
+        ("trainer", "x" * 5000, ("x" * 1024,)),
+        ("trainer", None, ()),
+        (names.sandbox_role(0), "what an agent has written", ()),
+    ],
+)
+def test_a_container_that_ended_is_quoted_with_its_last_words(
+    role: str, message: str | None, words: tuple[str, ...]
+) -> None:
+    last = {"terminated": {"reason": "Error", "exitCode": 1, "message": message}}
+    pod = pod_object(containerStatuses=[{"name": names.container(role), "state": {}, "lastState": last}])
+    pod["metadata"]["labels"][names.LABEL_ROLE] = role
+    assert (parse_pod(pod).exited, parse_pod(pod).last_words) == ("Error (exit code 1)", words)
+
+
 def test_a_container_that_somebody_injected_speaks_for_nobody() -> None:
     """Kubelets sort them by name."""
     ended = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}

@@ -233,6 +233,7 @@ TRAINER_POD = {
                 "image": "trainer:test",
                 "imagePullPolicy": "IfNotPresent",
                 "command": ["python", "-m", "rljob_trainer", "launch"],
+                "terminationMessagePolicy": "FallbackToLogsOnError",
                 "env": [
                     {"name": "HOME", "value": "/data"},
                     {"name": "USER", "value": "rljob"},

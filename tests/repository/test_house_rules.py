@@ -197,6 +197,7 @@ def test_no_name_of_a_type_means_two_things_in_a_program(packages: tuple[str, ..
 KUBERNETES_REASONS = {
     *("ContainerCreating", "CrashLoopBackOff", "CreateContainerConfigError", "ImagePullBackOff"),
     *(
+        "Error",
         "Evicted",
         "FailedCreate",
         "FailedMount",

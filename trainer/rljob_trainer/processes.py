@@ -38,15 +38,18 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-async def start_piped(command: Iterable[str], environment: Mapping[str, str], limit: int = 2**16) -> Process:
-    """A process in a session of its own, which reads and writes pipes of ours. `limit`: bytes of a line that it writes.
+async def start_piped(
+    command: Iterable[str], environment: Mapping[str, str], limit: int = 2**16, stderr: int | None = None
+) -> Process:
+    """A process in a session of its own, which reads and writes pipes of ours. `limit`: bytes of a line that it writes. `stderr`: file descriptor of
+    its error output; None: ours.
 
     May be cancelled, also by the end of the loop. Python before 3.12.5 then waits for ever for a process whose pipes it has not connected
     (github.com/python/cpython/issues/119710), until it is cancelled again.
     """
     starting = asyncio.create_task(
         asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, env=environment, limit=limit, start_new_session=True
+            *command, stdin=PIPE, stdout=PIPE, stderr=stderr, env=environment, limit=limit, start_new_session=True
         )
     )
     try:

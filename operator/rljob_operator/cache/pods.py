@@ -64,6 +64,8 @@ class Pod:
     """Why the container does not run, such as `ImagePullBackOff: ...`."""
     exited: str = ""
     """How the container ended last, such as `OOMKilled (exit code 137)`."""
+    last_words: tuple[str, ...] = ()
+    """The last lines that it wrote before that, of a container that failed; of a sandbox none."""
     out_of_memory: bool = False
     """The kernel has ended its last life for lack of memory."""
     memory_limit: str = ""
@@ -143,6 +145,7 @@ def parse_pod(pod: Object) -> Pod:
         failed=_failed(status, "deletionTimestamp" in meta),
         waiting=_waiting(state.get("waiting", {})),
         exited=_exited(ended) if ended else "",
+        last_words=_last_words(ended) if ended and not names.is_sandbox_role(role) else (),
         out_of_memory=bool(ended) and ended.get("reason") == OOM_KILLED,
         memory_limit=_memory_limit(pod, own),
         unschedulable=_unschedulable(status),
@@ -190,6 +193,12 @@ def _waiting(waiting: Object) -> str:
 
 def _exited(terminated: Object) -> str:
     return f"{terminated.get('reason', 'Error')} (exit code {terminated.get('exitCode')})"
+
+
+def _last_words(terminated: Object) -> tuple[str, ...]:
+    """The end of its termination message, which the kubelet takes from the log (render/template.py)."""
+    said = (terminated.get("message") or "")[-LONGEST:]
+    return tuple(line for line in said.splitlines() if line.strip())
 
 
 def _memory_limit(pod: Object, name: str) -> str:

@@ -22,6 +22,9 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import is_lost, is_stuck
 from rljob_operator.model.snapshot import Snapshot
 
+SHOWN_LINES = 20
+"""Of what a container wrote last, at most: as many as a Failure holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
@@ -64,7 +67,8 @@ def member_status(s: Snapshot, attempt: Attempt, member: Member) -> MemberStatus
         return reported
     reason, message = why_gone(s, member, pod, report)
     if reason:
-        failure = Failure(kind="killed", exception=reason, message=message)
+        lines = [*pod.last_words[-SHOWN_LINES:]] if pod and reason == reasons.CONTAINER_RESTARTED else []
+        failure = Failure(kind="killed", exception=reason, message=message, lines=lines)
         return MemberStatus(member, pod, "gone", failure=failure, reason=reason)
     return MemberStatus(member, pod, "alive")
 
@@ -110,7 +114,15 @@ def _end_of_container(pod: Pod) -> tuple[str, str]:
     if pod.out_of_memory:
         limit = f"its limit of {pod.memory_limit}" if pod.memory_limit else "what its node has"
         return reasons.OUT_OF_MEMORY, f"the container{on_node(pod)} needed more memory than {limit}: {pod.exited}"
-    return reasons.CONTAINER_RESTARTED, f"the container of pod {pod.name} ended: {pod.exited or 'no reason given'}"
+    return (
+        reasons.CONTAINER_RESTARTED,
+        f"the container of pod {pod.name} ended: {how_it_ended(pod) or 'no reason given'}",
+    )
+
+
+def how_it_ended(pod: Pod) -> str:
+    """Reason, exit code and last line of the container's last life; empty: it has had none."""
+    return ": ".join((pod.exited, *pod.last_words[-1:]))
 
 
 BY_KIND = {

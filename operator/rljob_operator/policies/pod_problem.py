@@ -9,7 +9,7 @@ from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.causes import on_node
+from rljob_operator.policies.causes import how_it_ended, on_node
 from rljob_operator.policies.ungating import retry_at
 from rljob_operator.times import stamp
 
@@ -34,10 +34,10 @@ def pod_problem(s: Snapshot, pod: Pod) -> str:
     if pod.unschedulable:
         return f"cannot be scheduled: {_explained(s, pod.unschedulable)}"
     if pod.waiting:
-        return _explained(s, pod.waiting) + (f", last ended by {pod.exited}" if pod.exited else "")
+        return _explained(s, pod.waiting) + (f", last ended by {how_it_ended(pod)}" if pod.exited else "")
     if report and report.failure:
         return report.failure.explanation
-    return f"restarted after {pod.exited}" if pod.exited else _explained(s, s.unstarted.get(pod.uid, ""))
+    return f"restarted after {how_it_ended(pod)}" if pod.exited else _explained(s, s.unstarted.get(pod.uid, ""))
 
 
 def _explained(s: Snapshot, said: str) -> str:

@@ -117,6 +117,7 @@ def _container(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[s
         "envFrom": list(spec.env_from),
         "resources": spec.container_resources(role),
         "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the first process writes why it fails to the log, and nowhere else
         "volumeMounts": _mounts(spec, role),
     }
     if role == names.ROLE_GATEWAY:

@@ -14,6 +14,7 @@ from rljob_api import names
 from rljob_api.protocol import Control, Report, Resume, RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.machine import free_port
+from rljob_trainer.pod.channel import ProtocolMismatch
 from rljob_trainer.pod.supervisor import Supervisor
 from rljob_trainer.wire.rollout_client import RolloutClient
 from trainer.server.servers import TOKEN, spec
@@ -26,13 +27,16 @@ class Channel:
     """Both directions in memory."""
 
     def __init__(self) -> None:
-        self.words: asyncio.Queue[Control] = asyncio.Queue()
+        self.words: asyncio.Queue[Control | ProtocolMismatch] = asyncio.Queue()
         self.reports: list[Report] = []
         self.reported = asyncio.Condition()
 
     async def controls(self) -> AsyncIterator[Control]:
         while True:
-            yield await self.words.get()
+            word = await self.words.get()
+            if isinstance(word, ProtocolMismatch):
+                raise word
+            yield word
 
     async def report(self, report: Report) -> None:
         async with self.reported:
@@ -72,7 +76,10 @@ class Pod:
         return RolloutEndpoint(pod=self.name, pod_uid=self.boot_id, url=f"http://127.0.0.1:{self.port}")
 
     def say(self, attempt: int, **vllm_args: object) -> None:
-        self.channel.words.put_nowait(control(spec(self.model, vllmArgs=vllm_args), attempt))
+        self.order(spec(self.model, vllmArgs=vllm_args), attempt)
+
+    def order(self, spec: RLJobSpec, attempt: int = 1) -> None:
+        self.channel.words.put_nowait(control(spec, attempt))
 
     async def state(self, attempt: int = 0) -> dict:
         async with RolloutClient(self.endpoint, TOKEN, attempt) as client:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rljob_api import names
 from rljob_api.protocol import Member
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
@@ -186,6 +187,24 @@ def test_a_volume_that_cannot_be_written_is_the_users_to_mend(solo: Gang) -> Non
     failure = solo.stopped(solo.pods[0], solo.start()).failure
     assert failure
     assert (failure.kind, failure.field) == ("configuration", "spec.checkpoint.path")
+
+
+def test_a_log_that_cannot_be_opened_is_named_as_the_cause(solo: Gang) -> None:
+    names.rank_log(solo.root, solo.attempt + 1, 0).mkdir(parents=True)
+    failure = solo.stopped(solo.pods[0], solo.start()).failure
+    assert failure and failure.exception == "IsADirectoryError" and "rank-0.log" in failure.message
+
+
+def test_what_the_launcher_itself_cannot_do_ends_the_attempt_with_its_error_and_the_next_one_runs(solo: Gang) -> None:
+    record = solo.root.parent / "half/.rljob/source.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{")
+    with reading(solo, "https://files.invalid/train.jsonl", "half"):
+        failure = solo.stopped(solo.pods[0], solo.start()).failure
+    assert failure and (failure.kind, failure.exception) == ("application", "JSONDecodeError")
+    attempt = solo.start()
+    solo.finish(attempt)
+    assert solo.stopped(solo.pods[0], attempt).result == "succeeded"
 
 
 def test_another_protocol_is_refused_with_both_numbers(gangs: Make) -> None:

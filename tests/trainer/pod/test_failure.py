@@ -120,7 +120,7 @@ def test_a_signal_is_named() -> None:
 
 def test_a_process_that_was_killed_for_memory_is_called_so_with_the_limit() -> None:
     killed = failure.ended(-signal.SIGKILL, 1, "step 3\n")
-    lost = ForkServerLost("rljob_trainer.rank.main", -9).as_failure()
+    lost = ForkServerLost("the imports of rljob_trainer.rank.main", -9).as_failure()
     for found in (failure.with_memory(f, kills=1, limit=32 * 2**30) for f in (killed, lost)):
         assert (found.kind, found.exception) == ("killed", "OutOfMemory")
         assert found.message.startswith("memory ran out (OOM, exit code 137): the container's limit is 32.0 GiB; ")
@@ -131,7 +131,7 @@ def test_a_process_that_was_killed_for_memory_is_called_so_with_the_limit() -> N
 
 
 def test_a_fork_server_that_ended_is_reported_without_a_traceback_of_the_launcher() -> None:
-    found = ForkServerLost("rljob_trainer.rank.main", 1).as_failure()
+    found = ForkServerLost("the imports of rljob_trainer.rank.main", 1).as_failure()
     assert (found.kind, found.exception, found.lines) == ("application", "ForkServerLost", [])
     assert found.message == "the imports of rljob_trainer.rank.main failed: exit code 1; the pod's log has the reason"
 

@@ -116,6 +116,17 @@ async def test_a_gateway_serves_while_it_is_named_and_what_clients_have_outlives
         assert not process.is_running()
 
 
+async def test_a_gateway_that_cannot_start_says_why_and_starts_once_it_can(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "service").write_text("in the way")
+    async with running(tmp_path) as pod:
+        pod.command()
+        lost = (await pod.channel.wait(lambda r: r.failure is not None)).failure
+        assert lost and lost.exception == "exit code 1" and "Error: " in lost.message and len(lost.lines) > 5
+        (tmp_path / "run" / "service").unlink()
+        assert (await pod.says(0)).failure is None
+
+
 async def test_a_gateway_that_another_one_has_followed_tries_again_and_serves_once_it_is_named_again(
     tmp_path: Path,
 ) -> None:

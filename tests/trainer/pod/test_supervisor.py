@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rljob_api.spec.model import ModelSpec
 from rljob_trainer.pod import channel, health, server_process, supervisor
 from rljob_trainer.pod.health import ENGINE
 from rljob_trainer.wire.rollout_client import ReplicaLost
@@ -13,7 +14,7 @@ from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 from trainer.pod.pods import SECONDS, Pod, is_running, until, words
 from trainer.pod.watched import Watched
 from trainer.server import models
-from trainer.server.servers import READY_SECONDS
+from trainer.server.servers import READY_SECONDS, spec
 
 
 @pytest.fixture(autouse=True)
@@ -221,6 +222,34 @@ async def test_refused_arguments_are_the_users_to_mend_and_a_new_spec_restarts_t
     await pod.channel.wait(lambda r: r.state == "idle")
     report = await pod.channel.wait(is_running)
     assert report.attempt == 2 and report.failure is None, "a restart of ours is no failure"
+    await pod.end()
+
+
+async def test_an_operator_of_another_protocol_is_named_until_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "REPORT_SECONDS", 0.05)
+    pod = Pod()
+    pod.channel.words.put_nowait(channel.ProtocolMismatch(99, "trainer:test", 3))
+    refused = await pod.channel.wait(lambda r: r.failure is not None)
+    assert refused.failure and (refused.failure.kind, refused.failure.field) == ("configuration", "spec.image")
+    pod.say(3)
+    assert (await pod.channel.wait(is_running)).failure is None
+    pod.channel.words.put_nowait(channel.ProtocolMismatch(99, "trainer:test", 4))
+    assert (await pod.channel.wait(lambda r: r.failure is not None)).state == "running", "what runs may run on"
+    await pod.end()
+
+
+async def test_a_model_that_cannot_be_read_is_reported_and_tried_again(tmp_path: Path) -> None:
+    pod, lora = (
+        Pod(tmp_path),
+        spec(tmp_path).model_copy(update={"model": ModelSpec(path=str(tmp_path), lora={"rank": 4})}),
+    )
+    (tmp_path / "config.json").write_text("{")
+    pod.order(lora)
+    unread = await pod.channel.wait(lambda r: r.failure is not None)
+    assert unread.failure and (unread.state, unread.failure.exception) == ("idle", "JSONDecodeError")
+    pod.order(lora.model_copy(update={"image": "another"}))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    assert (await pod.channel.wait(is_running)).failure is None
     await pod.end()
 
 

@@ -76,6 +76,24 @@ async def test_a_process_that_the_kernel_does_not_start_is_a_failure_that_the_po
         assert found.failure and found.failure.message.startswith("the process cannot be started: ")
 
 
+@pytest.mark.parametrize(
+    ("ending", "exception", "message"),
+    [
+        ("os._exit(3)", "exit code 3", "no licence is left"),
+        ("os.kill(os.getpid(), 11)", "Signal 11 (SIGSEGV)", "the process was killed"),
+    ],
+)
+async def test_what_a_process_said_before_it_ended_is_reported(
+    tmp_path: Path, ending: str, exception: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = f"import os, sys\nprint('no licence is left', file=sys.stderr)\n{ending}\n"
+    async with driver(hears=True) as (port, _), life(tmp_path, port, first) as found:
+        await until(lambda: found.failure is not None)
+        assert found.failure and (found.failure.exception, found.failure.message) == (exception, message)
+        assert "no licence is left" in found.failure.lines
+    assert "no licence is left" in capfd.readouterr().err, "as before, in the pod's log"
+
+
 async def test_a_driver_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_life, "UNREACHED", 3)
     port = free_port()

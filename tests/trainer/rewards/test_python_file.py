@@ -1,6 +1,7 @@
 """What a reward function of the user's may take and return, in real worker processes."""
 
 import pickle
+import re
 from datetime import date
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rljob_api.spec.model import PythonReward, RewardSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
+from rljob_trainer.workers.process import WorkerGone
 
 ROW = {"prompt": "1+1=", "image": b"\x00\xff", "day": date(2026, 1, 2), "extra_info": {"index": 7, "tags": ["a"]}}
 CASE = RewardRequest("1+1=", "2", "2", "sum", (5, 6, 7, 1), prompt_length=2, truncated=True, row=lambda: ROW)
@@ -81,6 +83,30 @@ async def test_a_parameter_that_nothing_is_known_for_is_refused_at_the_start(tmp
     message = str(caught.value)
     assert f"spec.rewards[0].python.path = {tmp_path}/reward.py: cannot be loaded: reward() in reward.py" in message
     assert f"nothing to give as {name!r}" in message and "by name, out of prompt, response, answer, data" in message
+
+
+@pytest.mark.parametrize(
+    ("ending", "error", "message"),
+    [
+        (
+            "os._exit(3)",
+            ConfigurationError,
+            "cannot be loaded: its process ended with exit code 3 while it was imported",
+        ),
+        (
+            "os._exit(0)",
+            ConfigurationError,
+            "cannot be loaded: its process ended with exit code 0 while it was imported",
+        ),
+        ("os.kill(os.getpid(), 9)", WorkerGone, "was ended by signal 9 (SIGKILL) while it was imported"),
+    ],
+)
+async def test_a_file_that_ends_its_process_is_refused_and_one_that_was_killed_may_be_tried_again(
+    tmp_path, ending, error, message
+):
+    """Memory that ran out on this node is no mistake in the file."""
+    with pytest.raises(error, match=re.escape(message)):
+        await ask(tmp_path, f"import os\n{ending}\ndef reward(response): return 1\n")
 
 
 async def test_the_score_of_a_dict_counts_and_its_other_numbers_are_metrics(tmp_path):

@@ -56,5 +56,5 @@ async def test_a_turn_that_nobody_waits_for_any_more_does_not_delay_the_next() -
 
 async def test_a_process_that_cannot_load_the_model_says_why() -> None:
     turns = TurnReader(partial(Missing.start, ("--",), SECONDS))
-    with pytest.raises(WorkerLost, match="ended while it was imported"):
+    with pytest.raises(WorkerLost, match="while it was imported"):
         await turns.read({"text": "fine"})

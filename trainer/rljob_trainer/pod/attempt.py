@@ -75,6 +75,14 @@ class PodAttempt:
     async def run(self) -> Ended:
         """Run the attempt. When this returns, none of its processes is left."""
         try:
+            return await self._run_steps()
+        except Exception as error:  # a volume that is away, a process that the kernel does not start, a file with text where a number belongs
+            log.exception("attempt %d", self.number)
+            await asyncio.to_thread(sweep, self._fork_servers.pids)
+            return Ended("failed", failure.classify(error))
+
+    async def _run_steps(self) -> Ended:
+        try:
             await asyncio.to_thread(self._make_directories)
         except OSError as error:
             return Ended("failed", failure.classify(unwritable(self._control.spec.checkpoint.path, error)))
@@ -114,10 +122,7 @@ class PodAttempt:
 
     async def _check(self) -> Ended | None:
         """Check model and adapters before anything loads them. Returns how the attempt ended, with all violations, if they do not fit the job."""
-        try:
-            misfits = await asyncio.to_thread(_misfits, self._control.spec) if self._trains else []
-        except Exception as error:  # a volume that is away; a config.json with text where a number belongs
-            return Ended("failed", failure.classify(error))
+        misfits = await asyncio.to_thread(_misfits, self._control.spec) if self._trains else []
         return Ended("failed", failure.misconfigured(misfits)) if misfits else None
 
     async def _run_processes(self) -> Ended:
@@ -126,18 +131,23 @@ class PodAttempt:
         stop = asyncio.create_task(self._stop.wait())
         servers = asyncio.create_task(self._run_servers()) if self._trains and self._servers.count else None
         announcement = asyncio.create_task(self._announce_servers())
-        ending = await self._until_over(ranks, driver, stop, servers)
-        for task in (stop, servers, announcement):
-            if task:
-                task.cancel()
-        killed = time.time()
+        try:
+            ending = await self._until_over(ranks, driver, stop, servers)
+        finally:
+            for task in (stop, servers, announcement):
+                if task:
+                    task.cancel()
+            killed = time.time()
+            await self._kill_all(ranks, driver)
+        outcome = self._outcome() if ending == "well" else None
+        return Ended(*conclude(outcome, ending == "stopped", self._failures(killed), killed))
+
+    async def _kill_all(self, ranks: asyncio.Task[int], driver: asyncio.Task[int] | None) -> None:
         await _kill(self._fork_servers.ranks, ranks, grace_of(self._control.spec))
         if driver:
             await _kill(self._fork_servers.driver, driver, STOP_SECONDS)
         await self._servers.stop()
         await asyncio.to_thread(sweep, self._fork_servers.pids)
-        outcome = self._outcome() if ending == "well" else None
-        return Ended(*conclude(outcome, ending == "stopped", self._failures(killed), killed))
 
     async def _until_over(
         self,
@@ -187,10 +197,10 @@ class PodAttempt:
     async def _run(self, fork_server: ForkServer, request: ForkRequest) -> int:
         try:
             await fork_server.ready()
+            return await fork_server.run(request)
         except ForkServerLost as error:
             failure.record(self._directory, "fork-server", error.as_failure())
             return 1
-        return await fork_server.run(request)
 
     def _outcome(self) -> Result | None:
         text = read_text(self._directory / "outcome.json")

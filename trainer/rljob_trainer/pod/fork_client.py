@@ -27,12 +27,12 @@ PROCESS = "rljob_trainer.sources.process"
 
 
 class ForkServerLost(RuntimeError):
-    """The fork server ended before it could fork. What its imports printed is in the pod's log."""
+    """The fork server ended before it had forked. What its imports printed is in the pod's log."""
 
-    def __init__(self, module: str, code: int, reason: Failure | None = None) -> None:
-        """`code`: its exit code; negative: a signal. `reason`: what it has said; None: it ended without a word."""
+    def __init__(self, what: str, code: int, reason: Failure | None = None) -> None:
+        """`what` failed. `code`: its exit code; negative: a signal. `reason`: what it has said; None: it ended without a word."""
         said = reason.sentence if reason else f"exit code {code}; the pod's log has the reason"
-        super().__init__(f"the imports of {module} failed: {said}")
+        super().__init__(f"{what} failed: {said}")
         self.code, self.reason = code, reason
 
     def as_failure(self) -> Failure:
@@ -75,20 +75,23 @@ class ForkServer:
         if not self._ready:
             answer = await self._answer()
             if "ready" not in answer:
-                assert self._process
-                code, reason = await self._process.wait(), answer.get("failed")
-                raise ForkServerLost(self.module, code, Failure.model_validate(reason) if reason else None)
+                raise await self._lost(f"the imports of {self.module}", answer)
         self._ready = True
 
     async def run(self, request: ForkRequest) -> int:
-        """Fork a process for the request and wait for it. Returns its exit code, negative (a signal) when it, or the fork server, was killed.
+        """Fork a process for the request and wait for it. Returns its exit code, negative (a signal) when it, or the fork server, was killed. Raises
+        ForkServerLost.
 
         Must not be cancelled: use `kill`, and wait for the result.
         """
         assert self._process and self._process.stdin
         self._process.stdin.write(request.to_line())
         self.busy = True
-        self._leader = (await self._answer()).get("leader")
+        forked = await self._answer()
+        if "failed" in forked:
+            self.busy = False
+            raise await self._lost(f"the fork of {self.module}", forked)
+        self._leader = forked.get("leader")
         code: int | None = (await self._answer()).get("code")
         self.busy, self._leader = False, None
         return await self._process.wait() if code is None else code
@@ -111,6 +114,12 @@ class ForkServer:
         if self._process and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
+
+    async def _lost(self, what: str, answer: Mapping[str, Any]) -> ForkServerLost:
+        """It has answered so in place of doing `what`, or not at all."""
+        assert self._process
+        code, reason = await self._process.wait(), answer.get("failed")
+        return ForkServerLost(what, code, Failure.model_validate(reason) if reason else None)
 
     async def _answer(self) -> dict[str, Any]:
         """Read the next answer; empty when the fork server is gone."""

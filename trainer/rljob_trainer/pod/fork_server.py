@@ -5,8 +5,8 @@ a tenth of a second and share the memory of the imports. This process does nothi
 
     RUNNER  the module whose `run` the forked process calls with the request: pod.agent for ranks, this one for the driver
     stdin   one ForkRequest per line; the fork server ends when stdin is closed
-    stdout  {"ready": 1} when everything is imported, or {"failed": Failure} before it ends; per request {"leader": pid} once forked, {"code": exit
-            code} once it has ended
+    stdout  {"ready": 1} when everything is imported; per request {"leader": pid} once forked, {"code": exit code} once it has ended; in place of
+            the first two {"failed": Failure}, before this process ends
 """
 
 import faulthandler
@@ -19,11 +19,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from setproctitle import setproctitle
 
-from rljob_trainer.failure import classify
+from rljob_api import names
+from rljob_trainer.failure import classify, write
 from rljob_trainer.processes import die_with_parent
 
 
@@ -75,9 +77,7 @@ def serve(runner: str, module: str) -> None:
         run = importlib.import_module(runner).run
         importlib.import_module(module).prepare()
     except BaseException as error:
-        _answer(answers, {"failed": classify(error).model_dump(mode="json", exclude_none=True)})
-        traceback.print_exc()
-        os._exit(1)  # and wait for no thread that half of the imports have started
+        _give_up(answers, error)
     gc.freeze()  # collections in forked processes then do not touch, and so do not copy, the shared pages of these objects
     gc.enable()
     _answer(answers, {"ready": 1})
@@ -87,13 +87,22 @@ def serve(runner: str, module: str) -> None:
 
 def _fork(request: ForkRequest, run: Callable[[ForkRequest], int], answers: TextIO) -> None:
     """Fork a process for the request, and wait for it."""
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:
+        _give_up(answers, error)
     if child == 0:
         answers.close()
         os._exit(run(request))
     _answer(answers, {"leader": child})
     _, status = os.waitpid(child, 0)
     _answer(answers, {"code": os.waitstatus_to_exitcode(status)})
+
+
+def _give_up(answers: TextIO, error: BaseException) -> NoReturn:
+    _answer(answers, {"failed": classify(error).model_dump(mode="json", exclude_none=True)})
+    traceback.print_exception(error)
+    os._exit(1)  # and wait for no thread that half of the imports have started
 
 
 def _answer(answers: TextIO, what: dict[str, Any]) -> None:
@@ -119,7 +128,7 @@ def run_module(module: str, log: str, title: str) -> NoReturn:
     try:
         die_with_parent()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun's handler is not ours
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        output = _opened(log)
         os.dup2(output, 1)
         os.dup2(output, 2)
         faulthandler.register(signal.SIGTERM, file=2, chain=True)
@@ -134,6 +143,15 @@ def run_module(module: str, log: str, title: str) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _opened(log: str) -> int:
+    """Raises OSError, which nobody finds in a log: recorded as the failure of the process that would have written it."""
+    try:
+        return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        write(Path(os.environ[names.ENV_ATTEMPT_DIR]), Path(log).stem, error)
+        raise
 
 
 if __name__ == "__main__":

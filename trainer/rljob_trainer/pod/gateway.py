@@ -5,7 +5,9 @@ reports what clients have. To the process all this is as on one machine: a direc
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import sys
 import time
 import uuid
 from asyncio.subprocess import Process
@@ -21,6 +23,7 @@ from rljob_api.protocol import Control, Failure, Report, ServiceReport
 from rljob_api.spec.service import ServiceSpec
 from rljob_api.text import http_url
 from rljob_trainer import failure
+from rljob_trainer.output import ChildOutput, pipe
 from rljob_trainer.pod.channel import Channel, ProtocolMismatch, keep_following, keep_reporting, until_terminated
 from rljob_trainer.processes import adopt_orphans, reap, tied
 from rljob_trainer.textfile import read_text, replace
@@ -113,15 +116,26 @@ class GatewayPod:
     async def _keep_running(self) -> None:
         pause = FIRST_BACKOFF_SECONDS
         while True:
-            self._process = process = await asyncio.create_subprocess_exec(*self._command, env=dict(self._environment))
+            process, output = await self._start()
             try:
                 code = await process.wait()
             finally:
                 await _ended(process)
+            await output.close()
             pause = FIRST_BACKOFF_SECONDS if self._said else min(2 * pause, LONGEST_BACKOFF_SECONDS)
             self._report_file.unlink(missing_ok=True)
-            self._fail(_superseded() if code == SUPERSEDED else failure.ended(code, None, ""))
+            self._fail(_superseded() if code == SUPERSEDED else failure.ended(code, None, output.text))
             await asyncio.sleep(pause)
+
+    async def _start(self) -> tuple[Process, ChildOutput]:
+        reader, end = await pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, env=dict(self._environment), stdout=end, stderr=end
+            )
+        finally:
+            os.close(end)
+        return self._process, ChildOutput(reader, sys.stdout.buffer)
 
     def _refuse(self, mismatch: ProtocolMismatch) -> None:
         self._fail(failure.classify(mismatch))

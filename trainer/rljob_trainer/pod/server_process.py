@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from rljob_api import names
 from rljob_api.protocol import Failure
 from rljob_trainer.failure import LONGEST_TEXT, SERVER_LOST, FailureKind, is_lost_peer, last_lines, with_memory
 from rljob_trainer.machine import memory_limit, oom_kills
+from rljob_trainer.output import ChildOutput, pipe
 from rljob_trainer.patches import UNSUPPORTED_VERSION
 from rljob_trainer.pod.health import HealthCheck, Lost
 from rljob_trainer.pod.part import FollowerCheck, PodPart
@@ -39,11 +39,6 @@ STOP_SECONDS = 20.0
 """Between SIGTERM and SIGKILL."""
 LAST_WORDS_SECONDS = 2.0
 """Time for a server whose engine has ended to log why."""
-KEPT_BYTES = 2**18
-"""Bytes of output that are kept: enough for the tracebacks of all workers, the engine and the API server."""
-READ_BYTES = 2**16
-DRAIN_SECONDS = 5.0
-"""Longest wait for the end of a killed server's output, which a process that has left its session may hold open."""
 LINES_AFTER = 4
 """Lines of output after an error that are reported with it: the rest of its message."""
 USAGE_ERROR = 2
@@ -157,11 +152,11 @@ class ServerProcess:
         part: PodPart | None,
     ) -> None:
         self._process, self._family, self._check = process, family, check
-        self._section, self._part, self._tail = section, part, bytearray()
+        self._section, self._part = section, part
         self._oom_kills = oom_kills()
         self.follows = asyncio.Event()
         """Set when the workers of a part that is not its server's head are up."""
-        self._output = asyncio.create_task(self._pass_on(output))
+        self._output = ChildOutput(output, sys.stdout.buffer, self._hear)
 
     @staticmethod
     async def start(
@@ -176,7 +171,7 @@ class ServerProcess:
             part: of a server of several pods, that this pod runs
         """
         command = (sys.executable, "-m", SERVER, *arguments)
-        output, end = await _pipe()
+        output, end = await pipe()
         family = ProcessTree()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -227,8 +222,7 @@ class ServerProcess:
         """Kill the server's family, even if the server itself has ended."""
         await asyncio.to_thread(self._family.kill)
         await self._process.wait()
-        await asyncio.wait({self._output}, timeout=DRAIN_SECONDS)
-        self._output.cancel()
+        await self._output.close()
 
     def _exited(self, code: int) -> Failure:
         """The failure of a server that has exited. `code`: negative for a signal. vLLM may exit with 0 when its engine has died."""
@@ -267,24 +261,9 @@ class ServerProcess:
 
     @property
     def _log(self) -> str:
-        return self._tail.decode(errors="replace")
+        return self._output.text
 
-    async def _pass_on(self, output: asyncio.StreamReader) -> None:
-        while chunk := await output.read(READ_BYTES):
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
-            self._check.heard(chunk)
-            self._tail += chunk
-            del self._tail[:-KEPT_BYTES]
-            if FOLLOWS.encode() in self._tail[-len(chunk) - len(FOLLOWS) :]:
-                self.follows.set()
-
-
-async def _pipe() -> tuple[asyncio.StreamReader, int]:
-    """A pipe for the output. It is not asyncio's own, with which waiting for a process also waits for all children that have inherited the pipe."""
-    ours, theirs = os.pipe()
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(
-        partial(asyncio.StreamReaderProtocol, reader), os.fdopen(ours, "rb")
-    )
-    return reader, theirs
+    def _hear(self, chunk: bytes) -> None:
+        self._check.heard(chunk)
+        if self._output.ends_with(FOLLOWS.encode(), len(chunk)):
+            self.follows.set()

@@ -27,9 +27,10 @@ from rljob_api.spec.common import Source
 from rljob_api.spec.processes import Servers
 from rljob_api.spec.roles import PoolSpec
 from rljob_api.text import http_url
+from rljob_trainer import failure
 from rljob_trainer.machine import loopback
 from rljob_trainer.pod.arguments import pool_arguments, server_arguments, server_environment
-from rljob_trainer.pod.channel import Channel, keep_reporting, until_terminated
+from rljob_trainer.pod.channel import Channel, ProtocolMismatch, keep_following, keep_reporting, until_terminated
 from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.server_process import ServerProcess
 from rljob_trainer.sources.record import until_fetched
@@ -69,7 +70,10 @@ class Supervisor:
         self._url = http_url(loopback(), port)
         self._boot_id = uuid.uuid4().hex
         self._control: Control | None = None
+        self._refused: Failure | None = None
+        """Why the newest control message cannot be read."""
         self._failure: Failure | None = None
+        """Why the last server ended, or could not be started."""
         self._ready = False
         self._ended: ServerGroup | None = None
         """The generation in which this pod's part has ended."""
@@ -79,34 +83,54 @@ class Supervisor:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow())
+            tasks.create_task(keep_following(self._channel, self._hear, self._refuse))
             tasks.create_task(keep_reporting(self._channel, self._state, self._news))
             await self._controlled.wait()
             await self._keep_running()
 
-    async def _follow(self) -> None:
-        """Follow the operator's control messages."""
-        async for control in self._channel.controls():
-            if control is None or self._role not in control.spec.pods:
-                continue  # the control object was deleted or is being recreated, or the pool was removed from the job
-            before, self._control = self._control, control
-            if before and self._orders(before) != self._orders(control):
-                self._restart.set()
-            if before is None or control.attempt != before.attempt:
-                await self._announce()
-                self._news.set()
-            self._controlled.set()
+    async def _hear(self, control: Control | None) -> None:
+        self._refused = None
+        if control is None or self._role not in control.spec.pods:
+            return  # the control object was deleted or is being recreated, or the pool was removed from the job
+        before, self._control = self._control, control
+        if before and self._runs_another(before, control):
+            self._restart.set()
+        if before is None or control.attempt != before.attempt:
+            await self._announce()
+            self._news.set()
+        self._controlled.set()
+
+    def _runs_another(self, before: Control, control: Control) -> bool:
+        """Whether this pod has something else to run. Where a file of the model cannot be read, the next life says so."""
+        if (before.spec, self._part(before)) == (control.spec, self._part(control)):
+            return False
+        try:
+            return self._orders(before) != self._orders(control)
+        except (OSError, ValueError):
+            return True
+
+    def _refuse(self, mismatch: ProtocolMismatch) -> None:
+        self._refused = failure.classify(mismatch)
+        self._news.set()
 
     async def _keep_running(self) -> None:
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             started = time.monotonic()
-            await self._one_life()
+            try:
+                await self._one_life()
+            except Exception as error:  # a volume that is away, a model's file that cannot be read, a process that the kernel does not start
+                log.exception("no server can be started")
+                self._fail(error)
             if time.monotonic() - started > STABLE_SECONDS:
                 backoff = FIRST_BACKOFF_SECONDS
             if not self._restart.is_set():
                 await asyncio.sleep(backoff)
                 backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = failure.classify(error)
+        self._news.set()
 
     async def _one_life(self) -> None:
         """Run one server from start to end. Its failure is recorded, unless it was ended on purpose."""
@@ -171,7 +195,7 @@ class Supervisor:
             boot_id=self._boot_id,
             attempt=self._control.attempt if self._control else 0,
             state="running" if self._ready else "idle",
-            failure=self._failure,
+            failure=self._refused or self._failure,
             failed_generation=self._ended.generation if self._ended else 0,
         )
 
@@ -181,12 +205,15 @@ class Supervisor:
 
     def _orders(self, control: Control) -> Orders | None:
         """None: this pod's server has several, and the control does not list it."""
-        settings, part = self._settings(control.spec), PodPart.of(control, self._boot_id)
+        settings, part = self._settings(control.spec), self._part(control)
         if settings.nodes > 1 and part is None:
             return None
         if isinstance(settings, PoolSpec):
             return Orders(pool_arguments(control.spec, settings, self._port, part), part)
         return Orders(server_arguments(with_targets_of_its_model(control.spec), self._port, part), part)
+
+    def _part(self, control: Control) -> PodPart | None:
+        return PodPart.of(control, self._boot_id)
 
     def _settings(self, spec: RLJobSpec) -> Servers:
         settings = spec.pods[self._role]

@@ -3,7 +3,9 @@ one begins."""
 
 import asyncio
 import logging
+import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -15,6 +17,7 @@ from rljob_api.text import join_host_port
 from rljob_trainer import failure
 from rljob_trainer.agents.program import MODULE, Program
 from rljob_trainer.machine import cpus, memory_limit, oom_kills
+from rljob_trainer.output import ChildOutput, pipe
 from rljob_trainer.rewards import request
 from rljob_trainer.wire.channel import encode
 from rljob_trainer.workers.process import LINE_LIMIT, LOOK_SECONDS, Child, WorkerLost, hello_of, processes_on
@@ -33,8 +36,6 @@ HANGUPS = 3
 """Connections in a row that ended before a process had loaded what it runs, after which that is reported: the end of an attempt is one."""
 REFUSED = "the driver does not let this pod in: its token is not the trainer's; suspend and resume the job, and all pods get the same"
 HUNG_UP = "the driver has closed the connection before the process had loaded what it runs"
-END_SECONDS = 5.0
-"""Between the last word of a process and its end."""
 log = logging.getLogger(__name__)
 
 
@@ -211,7 +212,7 @@ class WorkerLife:
         """Run one process until it ends or the connection does. Why it failed; None: it did not."""
         kills = oom_kills()
         try:
-            child = await Child.start(self._orders.module, self._orders.command, self._orders.variables)
+            child, output = await self._start()
         except (OSError, ValueError) as error:  # such as more variables, or processes, than the kernel allows
             return said(f"the process cannot be started: {error}")
         self.pid = child.pid
@@ -219,11 +220,19 @@ class WorkerLife:
             spoken = await Relay(child, reader, writer, self._loaded).run()
             if spoken is None:
                 return None
-            why = said(spoken) if spoken else await _how_it_ended(child)
+            why = said(spoken) if spoken else await _how_it_ended(child, output)
             return failure.with_memory(why, oom_kills() - kills, memory_limit())
         finally:
             await child.stop()
             self.pid = None
+
+    async def _start(self) -> tuple[Child, ChildOutput]:
+        reader, end = await pipe()
+        try:
+            child = await Child.start(self._orders.module, self._orders.command, self._orders.variables, end)
+        finally:
+            os.close(end)
+        return child, ChildOutput(reader, sys.stderr.buffer)
 
     def _loaded(self) -> None:
         self.has_loaded, self.failure = True, None
@@ -250,9 +259,10 @@ def said(text: str) -> Failure:
     return Failure(kind="application", exception="WorkerFailed", message=text[: failure.LONGEST_TEXT], time=time.time())
 
 
-async def _how_it_ended(child: Child) -> Failure:
+async def _how_it_ended(child: Child, output: ChildOutput) -> Failure:
     """Of a process that says nothing more."""
-    try:
-        return failure.ended(await asyncio.wait_for(child.wait(), END_SECONDS), None, "")
-    except TimeoutError:
+    code = await child.exit_code()
+    if code is None:
         return said("the process has closed its end of the pipe")
+    await output.close()
+    return failure.ended(code, None, output.text)

@@ -12,6 +12,7 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from itertools import count
+from signal import Signals
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from rljob_api import names
@@ -32,6 +33,8 @@ MOST_ORPHANS = 64
 """Daemons of one worker."""
 MOST_PROCESSES = 1024
 """Processes of one worker that have not left it."""
+END_SECONDS = 5.0
+"""Between the last word of a process and its end."""
 LINE_LIMIT = 2**26
 """Bytes. The longest lines are token ids of an agent's context."""
 
@@ -87,6 +90,10 @@ class Peer(Protocol):
         """End what calls have left behind, when it becomes too much. Raises WorkerLost when the function itself keeps too many processes."""
         ...
 
+    async def exit_code(self) -> int | None:
+        """How it ended, once there are no lines any more: negative for a signal. None: nobody here knows."""
+        ...
+
     async def stop(self) -> None:
         """Also what the function has started, wherever that went: it would keep running."""
         ...
@@ -102,11 +109,18 @@ class Child:
         """When its processes were counted last."""
 
     @classmethod
-    async def start(cls, module: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> Self:
+    async def start(
+        cls,
+        module: str,
+        arguments: Sequence[str],
+        variables: Mapping[str, str] | None = None,
+        stderr: int | None = None,
+    ) -> Self:
+        """`stderr`: file descriptor of what it prints; None: ours."""
         command = (sys.executable, "-u", "-m", module, *arguments)  # a killed process would lose buffered prints
         family = ProcessTree()
         environment = _environment(variables or {}) | family.environment
-        process = await start_piped(command, environment, LINE_LIMIT)
+        process = await start_piped(command, environment, LINE_LIMIT, stderr)
         family.lead(process.pid)
         return cls(process, family)
 
@@ -120,7 +134,6 @@ class Child:
             self._process.stdin.write(data)
 
     async def drain(self) -> None:
-        """Returns once it has read most of what was written, or will not read it: `line` says so."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             await self._process.stdin.drain()
@@ -150,9 +163,12 @@ class Child:
         if count > MOST_PROCESSES:
             raise WorkerLost(f"its process has started {count} others that still run; at most {MOST_PROCESSES} may")
 
-    async def wait(self) -> int:
-        """Its exit code, once it has ended; negative: a signal."""
-        return await self._process.wait()
+    async def exit_code(self) -> int | None:
+        """Of a process that says nothing more; negative: a signal. None: it has only closed its end of the pipe."""
+        try:
+            return await asyncio.wait_for(self._process.wait(), END_SECONDS)
+        except TimeoutError:
+            return None
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._family.kill)
@@ -274,7 +290,7 @@ class WorkerProcess:
         except TimeoutError as error:
             raise WorkerLost(f"took longer than {self.START_SECONDS:g} s to be imported", "timeout") from error
         if not line:
-            raise WorkerGone("its process ended while it was imported")
+            raise _ended_early(await self._peer.exit_code())
         hello = hello_of(line)
         self.takes, self.concurrent, self.hello = hello["takes"], hello["concurrent"], hello
         self._reader = asyncio.create_task(self._read())
@@ -310,6 +326,15 @@ def hello_of(line: bytes) -> dict[str, Any]:
             f"its process has said {line[:200]!r} in place of what it has loaded; is its image of this release?"
         )
     return hello
+
+
+def _ended_early(code: int | None) -> WorkerLost:
+    """Of a process that ended while it was imported. One that exits would do so every time; one that is killed need not."""
+    if code is None:
+        return WorkerGone("its process ended while it was imported")
+    if code < 0:
+        return WorkerGone(f"its process was ended by signal {-code} ({Signals(-code).name}) while it was imported")
+    return WorkerLost(f"its process ended with exit code {code} while it was imported; the log has what it printed")
 
 
 def processes_on(cpus: int) -> int:

@@ -74,5 +74,8 @@ class Remote:
     async def bound(self) -> None:
         """The pod does."""
 
+    async def exit_code(self) -> None:
+        """The pod reports it."""
+
     async def stop(self) -> None:
         self._writer.transport.abort()  # without waiting for a pod that does not read

@@ -68,7 +68,7 @@ class AnyWorkers[P: WorkerProcess](Protocol):
         ...
 
     async def start(self) -> P:
-        """A process that has loaded what it runs: all say the same of it. Raises NotLoaded."""
+        """A process that has loaded what it runs: all say the same of it. Raises NotLoaded, and WorkerGone where one was killed meanwhile."""
         ...
 
     def one(self, alone: bool = False) -> AbstractAsyncContextManager[P]:
@@ -93,6 +93,8 @@ class OwnWorkers[P: WorkerProcess]:
     async def start(self) -> P:
         started = await asyncio.gather(*(w.running() for w in self._workers), return_exceptions=True)
         for one in started:
+            if isinstance(one, WorkerGone):
+                raise one
             if isinstance(one, BaseException):
                 raise NotLoaded(str(one), _details(one)) from one
             process = one
