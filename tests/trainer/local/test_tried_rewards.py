@@ -84,6 +84,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
         ("def reward(response, gold): return 1\n", "cannot be loaded: reward() in reward.py"),
         ("import nowhere\n", "cannot be loaded: reward() in reward.py: ModuleNotFoundError: No module named 'nowhere' (line 1: import nowhere)"),
         ("from .helper import score\n", "import files next to it by their names, without a dot"),
+        ("import os\nos.kill(os.getpid(), 9)\n", "was ended by signal 9 (SIGKILL) while it was imported; give it more memory"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_reward_is_one_message_with_file_line_and_fix(tmp_path: Path, code: str, message: str) -> None:

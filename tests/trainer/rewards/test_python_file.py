@@ -11,7 +11,7 @@ from rljob_api.spec.model import PythonReward, RewardSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
-from rljob_trainer.workers.process import WorkerGone
+from rljob_trainer.workers.workers import LoadingLost
 
 ROW = {"prompt": "1+1=", "image": b"\x00\xff", "day": date(2026, 1, 2), "extra_info": {"index": 7, "tags": ["a"]}}
 CASE = RewardRequest("1+1=", "2", "2", "sum", (5, 6, 7, 1), prompt_length=2, truncated=True, row=lambda: ROW)
@@ -98,7 +98,11 @@ async def test_a_parameter_that_nothing_is_known_for_is_refused_at_the_start(tmp
             ConfigurationError,
             "cannot be loaded: its process ended with exit code 0 while it was imported",
         ),
-        ("os.kill(os.getpid(), 9)", WorkerGone, "was ended by signal 9 (SIGKILL) while it was imported"),
+        (
+            "os.kill(os.getpid(), 9)",
+            LoadingLost,
+            "reward.py: its process was ended by signal 9 (SIGKILL) while it was imported",
+        ),
     ],
 )
 async def test_a_file_that_ends_its_process_is_refused_and_one_that_was_killed_may_be_tried_again(

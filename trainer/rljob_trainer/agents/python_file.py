@@ -19,7 +19,7 @@ from rljob_trainer.agents.session import Session
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.workers.process import GRACE_SECONDS, WorkerGone, WorkerLost, WorkerProcess, WorkerTaken
-from rljob_trainer.workers.workers import AnyWorkers, NotLoaded, OwnWorkers, PodWorkers, Tries
+from rljob_trainer.workers.workers import AnyWorkers, LoadingLost, NotLoaded, OwnWorkers, PodWorkers, Tries
 
 AT_ONCE = 256
 """Trajectories of one process at a time."""
@@ -168,7 +168,7 @@ class WorkerAgent:
 
     async def start(self) -> None:
         """Raises ConfigurationError when file or library is missing, cannot be imported, or lacks what the spec names. Pods are waited for only where
-        the chat template shows what they have loaded."""
+        the chat template shows what they have loaded. Raises LoadingLost."""
         if not self._in_pods:
             self._program.require_file()
         await self._endpoint.start()
@@ -178,6 +178,8 @@ class WorkerAgent:
             self.tools = (await self._workers.start()).hello["tools"]
         except NotLoaded as error:
             raise self._unloadable(error) from error
+        except WorkerGone as error:
+            raise LoadingLost(self._program.field, self._program.target, error) from error
 
     async def rollout(self, session: Session) -> Rollout:
         """One trajectory. Raises AgentFailed, ConfigurationError, and what the rollouts raise."""

@@ -20,7 +20,7 @@ from rljob_trainer.rewards.request import (
 )
 from rljob_trainer.rewards.signatures import fix_of
 from rljob_trainer.workers.process import WorkerGone, WorkerLost, WorkerProcess, WorkerTaken
-from rljob_trainer.workers.workers import AnyWorkers, NotLoaded, OwnWorkers, PodWorkers, Tries
+from rljob_trainer.workers.workers import AnyWorkers, LoadingLost, NotLoaded, OwnWorkers, PodWorkers, Tries
 
 NAMES_OF_ANSWERS = ("answer", "ground_truth")
 """What the interfaces call the answer of a row."""
@@ -61,7 +61,7 @@ class PythonFile:
 
     async def start(self) -> None:
         """Raises ConfigurationError when the file is missing, cannot be imported, or lacks a function that can be called. Pods are waited for only
-        when there is something to score."""
+        when there is something to score. Raises LoadingLost."""
         if not self._in_pods:
             self._require_file()
             await self._loaded()
@@ -84,6 +84,8 @@ class PythonFile:
             raise ConfigurationError(
                 self._field, self._target, f"cannot be loaded: {error}", fix_of(self._spec, str(error), error.details)
             ) from error
+        except WorkerGone as error:
+            raise LoadingLost(self._field, self._target, error) from error
         takes = list(process.takes)
         require_arguments(f"{self._field.removesuffix('.path')}.arguments", self._spec, takes)
         self._takes = takes

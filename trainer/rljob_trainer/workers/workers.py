@@ -41,6 +41,15 @@ class NotLoaded(Exception):
         self.details = details
 
 
+class LoadingLost(Exception):
+    """A process was killed while it loaded what it should run, for example because memory ran out: it may be tried again."""
+
+    def __init__(self, field: str, target: str, reason: WorkerGone):
+        """`field`: of the spec, which names `target`."""
+        super().__init__(f"{field} = {target}: {reason}")
+        self.field, self.target, self.reason = field, target, str(reason)
+
+
 class Tries:
     """How often one call begins anew whose process was lost."""
 

@@ -27,6 +27,7 @@ from rljob_trainer.local.rehearsal.policy import LocalParser, Script, ScriptedPo
 from rljob_trainer.rewards.manager import RewardManager, is_scored_by_driver
 from rljob_trainer.rewards.request import SampleFailed
 from rljob_trainer.rewards.rules import entries_of, validate_row
+from rljob_trainer.workers.workers import LoadingLost
 
 SCORED = 16
 """Rows of a file whose responses are scored, at most."""
@@ -159,6 +160,8 @@ async def _mistakes(starting: Awaitable[None]) -> list[ConfigurationError]:
         await starting
     except ConfigurationError as error:
         return [error]
+    except LoadingLost as lost:
+        return [ConfigurationError(lost.field, lost.target, lost.reason, "give it more memory, or let it load less")]
     return []
 
 
